@@ -213,7 +213,7 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
         (["--temp", "inf"], ["temperature is inf"]),
         (["--top-p", "0"], ["--top-p", "0<x<=1"]),
         (["--top-p", "2"], ["--top-p", "0<x<=1"]),
-        (["--top-p", "nan"], ["top_p is nan"]),
+        (["--top-p", "nan"], ["--top-p", "is not a number"]),
         (["--min-p", "2"], ["--min-p", "0<=x<=1"]),
         (["--min-p", "nan"], ["--min-p", "is not a number"]),
         (["--top-k", "-1"], ["--top-k", "-1"]),
