@@ -80,8 +80,8 @@ class Scheduler:
         try:
             with self._pair.lock.held():
                 others = self._others(generation)
-                has_waited = not (generation.chunks or generation.is_over)
-                has_computed = not has_waited or self._advance([generation, *others])
+                is_needed = not (generation.chunks or generation.is_over)
+                has_computed = not is_needed or self._advance([generation, *others])
             if others or not has_computed:
                 sleep(_SECONDS_GIVEN if has_computed else _SECONDS_BETWEEN)
         finally:
