@@ -24,9 +24,10 @@ _N_SAME = 16  # passes of the same sizes for which a decision holds
 # A thread is usually back for the next chunk at once: meanwhile its text may have so many passes
 # beside those of others, and keeps its slot for so many seconds.
 _MOST_AHEAD, _SECONDS_AWAY = 2, 0.1
-# Until a thread without a slot looks again; and for which one that has computed for others gives
-# way, since it would get the lock again before they have taken what is theirs.
-_SECONDS_BETWEEN, _SECONDS_GIVEN = 0.002, 0.0001
+_SECONDS_BETWEEN = 0.002  # until a thread without a slot looks again
+# A thread that has computed for others gives way until they have taken what is theirs, for so long
+# at most: it would have the lock again before they wake.
+_SECONDS_GIVEN, _SECONDS_ASLEEP = 0.005, 0.0001
 # For each token of a prompt, the time within which a later, shorter prompt is processed first:
 # about what a large model takes for a token on a CPU.
 _SECONDS_OVERTAKEN = 0.03
@@ -76,18 +77,30 @@ class Scheduler:
 
         Beside it, what other threads wait for in this method goes on, or soon will.
         """
+        if not generation.is_over:
+            self._wait_for(generation)
+        if (error := self._failed.pop(generation, None)) is not None:
+            raise error
+
+    def _wait_for(self, generation: Generation) -> None:
         wanted = self._wanted[generation] = _Wanted()
         try:
             with self._pair.lock.held():
                 others = self._others(generation)
                 is_needed = not (generation.chunks or generation.is_over)
                 has_computed = not is_needed or self._advance([generation, *others])
-            if others or not has_computed:
-                sleep(_SECONDS_GIVEN if has_computed else _SECONDS_BETWEEN)
+            until = perf_counter() + _SECONDS_GIVEN
+            while self._are_waiting(others) and perf_counter() < until:
+                sleep(_SECONDS_ASLEEP)
+            if not has_computed:
+                sleep(_SECONDS_BETWEEN)
         finally:
             wanted.is_waiting, wanted.asked_at = False, perf_counter()
-        if (error := self._failed.pop(generation, None)) is not None:
-            raise error
+
+    def _are_waiting(self, others: Sequence[Generation]) -> bool:
+        """Whether some have chunks that their threads have not come for."""
+        with_chunks = [self._wanted.get(each) for each in others if each.chunks]
+        return len([1 for each in with_chunks if each is not None and each.is_waiting]) > 0
 
     def _others(self, mine: Generation) -> list[Generation]:
         found: list[Generation] = []
