@@ -35,7 +35,6 @@ from ggufspec.common.toml import read_toml
 from ggufspec.decoding import verify as rules
 from ggufspec.engine import greedy, scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import n_leaves
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
 
@@ -132,7 +131,7 @@ class _Audit:
         self._choices = np.random.default_rng(choices)
         self._labels = np.random.default_rng(labels)
         given = CheckedOptions.of({"tree": settings.tree, "verify": settings.verify})
-        self._has_trees = n_leaves(engine.pair, given) > 1
+        self._has_trees = engine.pair.n_leaves(given) > 1
 
     def greedy(self) -> Greedy:
         """Generate each prompt's text at temperature 0 both ways, and find where they diverge."""

@@ -14,7 +14,7 @@ from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.completion import Completion
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.file_sampling import FileSampling
-from ggufspec.engine.generation import Generation, n_leaves
+from ggufspec.engine.generation import Generation
 from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.pair import Pair
@@ -125,7 +125,7 @@ class Engine:
     def check(self, options: CheckedOptions) -> None:
         """Raise the OptionError that a text with these options would raise."""
         sampling_of(options, self.vocab, 0)
-        n_leaves(self.pair, options)
+        self.pair.n_leaves(options)
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]

@@ -13,7 +13,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
@@ -34,7 +33,6 @@ from ggufspec.engine.pair import Pair
 from ggufspec.engine.reading import reading
 from ggufspec.engine.slots import DraftSession, SlotLease
 from ggufspec.engine.text import TextStream
-from ggufspec.errors import OptionError
 from ggufspec.llama.session import LlamaSession
 
 
@@ -269,7 +267,7 @@ class Generation:
     def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
         """The drafter and the loop. Raises OptionError."""
         pair, n_prompt = self._pair, self.n_prompt
-        n_draft = _n_draft(pair, options)
+        n_draft = pair.n_draft(options)
         progress = self.lock.callback(self._progress)
         heard = progress and partial(progress, "vocabulary")
         sampling = sampling_of(options, pair.vocab, n_prompt, heard)
@@ -287,7 +285,7 @@ class Generation:
             draft_temperature=options.initial_draft_temperature,
             n_draft_max=n_draft,
             tree=options.tree,
-            n_leaves=n_leaves(pair, options),
+            n_leaves=pair.n_leaves(options),
             policy=self._policy,
             forced=ForcedText(sampling.constraint),
         )
@@ -395,26 +393,3 @@ class Generation:
             return ()
         of, vocab = zip(rows, tokens, strict=False), self._pair.vocab
         return tuple(logprobs_of(row, token, n_top, vocab) for row, token in of)
-
-
-def n_leaves(pair: Pair, options: CheckedOptions) -> int:
-    """The most leaves of a draft; 1: chains only. Raises OptionError."""
-    why = pair.chains_only
-    if not rules.judges_trees(options.verify):
-        why = f"the verification rule {options.verify!r} judges chains"
-    if why and options.tree == "on":
-        raise OptionError(f"tree is 'on', but {why}; use 'auto' or 'off' (--tree)")
-    return 1 if why or options.tree == "off" else pair.target.n_leaves
-
-
-def _n_draft(pair: Pair, options: CheckedOptions) -> int:
-    """The most tokens that a round may draft. Raises OptionError."""
-    if isinstance(options.n_draft, str):
-        return pair.n_draft_max
-    if options.n_draft > pair.n_draft_max:
-        raise OptionError(
-            f"n_draft is {options.n_draft}, but this engine was loaded for at most "
-            f"{pair.n_draft_max}; load it with a larger n_draft_max "
-            f"(at most {defaults.N_DRAFT_LIMIT})"
-        )
-    return options.n_draft

@@ -6,11 +6,14 @@ from contextlib import ExitStack
 from typing import NamedTuple
 from weakref import finalize
 
+from ggufspec.common import defaults
 from ggufspec.common.facts import counted
+from ggufspec.decoding import verify as rules
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine.lock import EngineLock
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.slots import Slots
-from ggufspec.errors import ClosedError
+from ggufspec.errors import ClosedError, OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head
 from ggufspec.llama.vocab import Vocab
@@ -102,6 +105,27 @@ class Pair:
             return f"{what}: drafts of {tokens} and {slots} leave no room for branches"
         why = "layers with a sliding window" if model.has_windows else "recurrent layers"
         return f"{what}: it has {why}, which read no trees"
+
+    def n_leaves(self, options: CheckedOptions) -> int:
+        """The most leaves of a draft; 1: chains only. Raises OptionError."""
+        why = self.chains_only
+        if not rules.judges_trees(options.verify):
+            why = f"the verification rule {options.verify!r} judges chains"
+        if why and options.tree == "on":
+            raise OptionError(f"tree is 'on', but {why}; use 'auto' or 'off' (--tree)")
+        return 1 if why or options.tree == "off" else self.target.n_leaves
+
+    def n_draft(self, options: CheckedOptions) -> int:
+        """The most tokens that a round may draft. Raises OptionError."""
+        if isinstance(options.n_draft, str):
+            return self.n_draft_max
+        if options.n_draft > self.n_draft_max:
+            raise OptionError(
+                f"n_draft is {options.n_draft}, but this engine was loaded for at most "
+                f"{self.n_draft_max}; load it with a larger n_draft_max "
+                f"(at most {defaults.N_DRAFT_LIMIT})"
+            )
+        return options.n_draft
 
     @property
     def plain_seconds(self) -> float | None:
