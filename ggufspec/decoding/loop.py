@@ -80,7 +80,7 @@ def speculate(
             n_sharers=answer.n_sharers,
             drafted_tokens=tuple(draft.tokens) if draft.parents else (),
             parents=tuple(draft.parents),
-            rows=[0, *(node + 1 for node in verdict.nodes)][: len(added)],
+            nodes=verdict.nodes,
         )
         if stops or (constraint is not None and constraint.is_over(tokens)):
             return

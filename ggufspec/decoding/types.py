@@ -115,7 +115,7 @@ class Scored(NamedTuple):
 class Round(NamedTuple):
     """One round. The last of `tokens` is the target's own, unless a stop token came first.
 
-    `n_drafted`: nodes of the draft. `rows`: which row of the logits each token was drawn by.
+    `n_drafted`: nodes of the draft; `nodes`: those that were accepted, as the Verdict has them.
     `target_seconds` are those of the pass, which `n_sharers` texts shared.
     """
 
@@ -130,7 +130,7 @@ class Round(NamedTuple):
     n_sharers: int = 1
     drafted_tokens: Sequence[int] = ()  # of a tree, by node; empty for a chain, as `parents`
     parents: Sequence[int] = ()  # as the Draft has them
-    rows: Sequence[int] = ()
+    nodes: Sequence[int] = ()
 
     @property
     def depth(self) -> int:

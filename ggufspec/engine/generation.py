@@ -352,8 +352,9 @@ class Generation:
         self._prompt_seconds = self._started_at - self._begun_at
 
     def _write(self, round_: Round, logits: Logits) -> None:
-        n = round_.n_accepted
-        rows = [] if self._n_top is None else [logits[row] for row in round_.rows]
+        n, rows = round_.n_accepted, []
+        if self._n_top is not None:  # the first token follows the text, each other one a node
+            rows = [logits[0], *(logits[node + 1] for node in round_.nodes)]
         if n:
             self._write_run(round_.tokens[:n], rows[:n], drafted=True)
         if self.finish_reason is None:
