@@ -132,7 +132,7 @@ def command(
         text_settings.check_needs_no_draft(settings)
     shared.show_log(verbose)
     _show_own_log(verbose)
-    from ggufspec.engine.calibration import calibrate
+    from ggufspec.engine.calibration import calibrate_all
     from ggufspec.server.app import make_app, make_service
     from ggufspec.server.options import ServerOptions
     from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, bind, watchdog
@@ -150,8 +150,8 @@ def command(
                 settings, engine.file_sampling, verbose=True
             )
             engine.check(text_settings.checked(settings))
-            with late_bars() as bars:  # now, since texts with a seed would stop the others for it
-                calibrate(engine.pair, bars.prompt)
+            with late_bars() as bars:  # else the first text with a seed would stop the others
+                calibrate_all(engine.pair, bars.prompt)
             service = make_service(
                 engine,
                 ServerOptions(

@@ -33,6 +33,13 @@ def calibrate_draft(pair: Pair) -> None:
         _measure(pair.profile_of_draft, pair.draft, below, map_below)
 
 
+def calibrate_all(pair: Pair, progress: NamedProgress | None = None) -> None:
+    """Both, for whatever drafts the texts with a seed will have; `progress`: see calibrate."""
+    calibrate(pair, progress)
+    if pair.draft is not None and pair.head is None:
+        calibrate_draft(pair)
+
+
 def settle(pair: Pair, known: Mapping[str, object] | None = None) -> dict[str, object]:
     """Have all texts with a seed, at temperature 0 too, begin from the same profile from now on.
 
