@@ -38,7 +38,7 @@ class CostModel:
     def __init__(self, n_most: int, n_sharers: int = 1, start: Start | None = None) -> None:
         """`n_sharers`: the most texts that share a pass, each with at most `n_most` tokens.
 
-        `start`: None: what is usual on processors.
+        `start`: see Start; None: what is usual on processors.
         """
         self.n_most = n_most
         self.n_sharers = n_sharers

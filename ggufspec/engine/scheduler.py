@@ -21,12 +21,13 @@ _FIRST_PIECE = 32  # prompt tokens for which other generations wait
 _MOST_WAITED = 0.8  # seconds; a piece is made to take about half of that
 _LEAST_PIECE = 32  # fewer take longer for each token: 16 of Qwen 1.5B Q4_0 13 ms, 32 11 ms
 _N_SAME = 16  # passes of the same sizes for which a decision holds
-# A thread is usually back for the next chunk at once: meanwhile its text may have so many passes
-# beside those of others, and keeps its slot for so many seconds.
+# A thread that has taken a chunk usually asks for the next one at once: until then its text may
+# have so many passes beside those of others, and no other text begins in its slot for so many
+# seconds.
 _MOST_AHEAD, _SECONDS_AWAY = 2, 0.1
-_SECONDS_BETWEEN = 0.002  # until a thread without a slot looks again
-# A thread that has computed for others gives way until they have taken what is theirs, for so long
-# at most: it would have the lock again before they wake.
+_SECONDS_BETWEEN = 0.002  # until a thread without a slot tries again
+# A thread that has computed a pass for others sleeps until they have taken their chunks, for so
+# many seconds at most: it would have the lock again before they wake.
 _SECONDS_GIVEN, _SECONDS_ASLEEP = 0.005, 0.0001
 # For each token of a prompt, the time within which a later, shorter prompt is processed first:
 # about what a large model takes for a token on a CPU.
@@ -48,8 +49,8 @@ class _Wanted:
 class Scheduler:
     """Advances generations of one pair together, with a common pass where that is faster.
 
-    Several threads may use it, each for its own generations: who holds the lock of the pair writes
-    those of the others, too.
+    Several threads may use it, each for its own generations: the thread that holds the lock of the
+    pair advances those of the others, too.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -75,7 +76,8 @@ class Scheduler:
     def advance(self, generation: Generation) -> None:
         """The same of one generation, unless another thread has done it. Raises its error.
 
-        Beside it, what other threads wait for in this method goes on, or soon will.
+        The generations of other threads that wait in this method, or were in it just before, are
+        advanced in the same pass.
         """
         if not generation.is_over:
             self._wait_for(generation)
@@ -98,7 +100,7 @@ class Scheduler:
             wanted.is_waiting, wanted.asked_at = False, perf_counter()
 
     def _are_waiting(self, others: Sequence[Generation]) -> bool:
-        """Whether some have chunks that their threads have not come for."""
+        """Whether threads wait for some that have chunks by now."""
         with_chunks = [self._wanted.get(each) for each in others if each.chunks]
         return len([1 for each in with_chunks if each is not None and each.is_waiting]) > 0
 
@@ -190,7 +192,7 @@ class Scheduler:
         return min(slot.n_users for slot in self._pair.slots) == 0
 
     def _is_first(self, alive: Sequence[Generation]) -> bool:
-        """Whether no text that has a slot is among these, or of a thread that was here just now."""
+        """Whether no text of these, or of a thread that asked just before, has a slot."""
         since = perf_counter() - _SECONDS_AWAY
         here = [each for each, of in list(self._wanted.items()) if of.asked_at > since]
         return not [each for each in (*alive, *here) if each.has_begun and not each.is_over]

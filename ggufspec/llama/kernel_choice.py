@@ -118,12 +118,14 @@ def recall(path: Path, placed: Placed) -> Choice | None:
 
 
 def _key(path: Path, placed: Placed, usable: Mapping[str, int]) -> dict[str, object]:
-    return {
+    key: dict[str, object] = {
         **{"about": "kernels of a model", "cpu": devices.cpu_name(), "build": trial.build()},
         **{"extension": trial.extension(), "model": fingerprint(path), "types": [*usable]},
         **{"instructions": kernels.instructions(), "n_threads": devices.n_threads_default()},
-        **({"devices": [*placed.devices], "n_gpu_layers": placed.n_layers} if placed[0] else {}),
     }
+    if placed.devices:
+        key |= {"devices": [*placed.devices], "n_gpu_layers": placed.n_layers}
+    return key
 
 
 def _recall(key: Mapping[str, object], usable: Mapping[str, int]) -> Choice | None:

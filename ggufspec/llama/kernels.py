@@ -26,9 +26,8 @@ _FUNCTIONS = (
     "ggml_backend_buft_is_host",
 )
 
-
 # What each further token adds to a pass over one, as a share of it, with four tokens of Q4_K: see
-# the guide of models/. The one of NEON is assumed.
+# the guide of models/. Those of AVX-VNNI and NEON are assumed.
 _SLOPES = {"avx512_vnni": 0.06, "avx_vnni": 0.15, "avx2": 0.19, "neon_dotprod": 0.19}
 
 

@@ -631,7 +631,7 @@ def test_texts_of_several_threads_share_passes(engine: Engine, passes: list[int]
     assert not sum(slot.n_users for slot in engine.pair.slots)
 
 
-def test_a_text_that_nobody_takes_is_not_written_on(engine: Engine) -> None:
+def test_a_stream_that_is_not_read_gets_few_passes_more(engine: Engine) -> None:
     idle = engine.stream(PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
     next(idle)
     busy = engine.stream(PROMPTS[1], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
