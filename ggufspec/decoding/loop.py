@@ -17,7 +17,7 @@ Steps = Generator[Ask | Round, Scored | None, None]  # an Ask, which is answered
 def timed(session: TargetSession, ask: Ask) -> Scored:
     """Answer an Ask with a pass of its own."""
     start = perf_counter()
-    logits = session.score(*ask)
+    logits = session.score(ask.tokens, ask.draft, ask.parents)
     return Scored(logits, perf_counter() - start)
 
 
@@ -52,6 +52,7 @@ def speculate(
         assert answer is not None
         start = perf_counter()
         logits = answer.logits
+        assert logits is not None
         if rows is None:
             rows = Rows(n_draft + 1, logits.shape[1])
         probs = to_probs(logits, sampling, tokens, draft.tokens, draft.parents, out=rows)

@@ -97,17 +97,26 @@ class Draft(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What a text needs next: the target's logits, as from `Session.score`."""
+    """What a text needs next: the target's logits, as from `Session.score`.
+
+    `wants_rows`: False for a piece of a prompt, which is only to be held. `n_read`: so many tokens
+    of its prompt are in the pass, beside those of a round.
+    """
 
     tokens: Sequence[int]
-    draft: Sequence[int]
+    draft: Sequence[int] = ()
     parents: Sequence[int] = ()
+    wants_rows: bool = True
+    n_read: int = 0
 
 
 class Scored(NamedTuple):
-    """The answer to an Ask. `seconds`: of the pass, which `n_sharers` texts shared."""
+    """The answer to an Ask. `logits`: None where it wanted no rows.
 
-    logits: Logits
+    `seconds`: of the pass, which `n_sharers` texts shared.
+    """
+
+    logits: Logits | None
     seconds: float
     n_sharers: int = 1
 
@@ -116,7 +125,8 @@ class Round(NamedTuple):
     """One round. The last of `tokens` is the target's own, unless a stop token came first.
 
     `n_drafted`: nodes of the draft; `nodes`: those that were accepted, as the Verdict has them.
-    `target_seconds` are those of the pass, which `n_sharers` texts shared.
+    `target_seconds` are those of the pass, which `n_sharers` texts shared; 0 where it processed the
+    last tokens of the prompt, too.
     """
 
     tokens: Sequence[int]

@@ -241,7 +241,7 @@ class AutoLength:
             _, n_steps, n_read = self._grown
             n_further = self._n_unread - 1 + n_read
             costs.observe_draft(n_evaluated + n_steps, round_.draft_seconds, n_further)
-        if round_.n_sharers == 1:
+        if round_.n_sharers == 1 and round_.target_seconds:
             seconds = round_.target_seconds + round_.verify_seconds
             costs.observe_target(n_drafted + 1, seconds)
             follows_plain = self._n_rounds > 0 and not self._n_since_plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -30,7 +30,7 @@ from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
-from ggufspec.engine.reading import reading
+from ggufspec.engine.reading import Pieces, Reading
 from ggufspec.engine.slots import DraftSession, SlotLease
 from ggufspec.engine.text import TextStream
 from ggufspec.llama.session import LlamaSession
@@ -39,8 +39,8 @@ from ggufspec.llama.session import LlamaSession
 class Generation:
     """A text under way: it owns its tokens, slot, drafter, loop and statistics.
 
-    Call `read` until `is_reading` is false; then `ask` and `answer`, alternately, until `is_over`.
-    The caller holds the engine's lock during each call. A generation that raised is over.
+    Call `ask` and, if it returned something, `answer`, until `is_over`. The caller holds the pair's
+    lock during each call. A generation that raised is over.
     """
 
     def __init__(
@@ -52,11 +52,14 @@ class Generation:
         seed: int | None = None,
         progress: NamedProgress | None = None,
         n_top: int | None = None,
+        prompt_logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> None:
         """`tokens`: as Engine.tokenize returns them. `seed`, `progress`: instead of the options'.
 
         `n_top`: chunks have the log-probabilities of their tokens and of the so many likeliest
         instead, before sampling, from the logits that verify the draft. None: they have none.
+        `prompt_logprobs`: the same of the first tokens of the prompt (at least one), if those of
+        the others are to be found; needs `n_top`.
 
         Raises OptionError, DecodeError, ClosedError.
         """
@@ -74,6 +77,8 @@ class Generation:
         self._prompt = tokens
         self._n_top = n_top
         self.n_prompt = len(tokens)
+        # Of its tokens, as far as they are known; complete before the text begins.
+        self.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
         self.arrived_at = perf_counter()
         self._all_tokens = array("i", tokens)  # with the text, and its stop token
         self._lease = SlotLease(pair.slots)
@@ -104,11 +109,11 @@ class Generation:
                 self._policy_of_draft = pair.profile_of_draft.policy(
                     self._temperature, has_model=self._has_third_model, **how
                 )
-        self._n_sharers = 1
+        self._heard = self.lock.callback(self._progress)
+        self.reading = Reading(pair, tokens, self._heard)
+        self._pieces: Pieces  # once it has begun
         self._drafter, self._loop = self._made(options, drafter_name)
         self._asked: Ask | None = None  # not answered yet
-        self._pieces = self._read()
-        self._n_piece: int | None = None
         self._text_stream = TextStream(
             options.stop,
             b"".join(map(pair.vocab.piece, tokens[-3:])),  # a character has four bytes at most
@@ -120,76 +125,41 @@ class Generation:
         self._end_tokens = {*pair.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
-        self._n_reused = 0
-        self._n_left = 0  # tokens of the prompt that the first pass reads, but for the last one
         self._begun_at = self._prompt_seconds = self._started_at = self._ended_at = 0.0
         self._decode_seconds_before = self._decode_seconds = 0.0
 
-    def set_n_sharers(self, n_sharers: int) -> None:
-        """So many texts are written at the same time."""
-        if n_sharers != self._n_sharers:
-            self._n_sharers = n_sharers
-            self._policy.set_n_sharers(n_sharers)
-
-    def read(self, n_most: int | None = None) -> None:
-        """Process a piece of the prompt of at most `n_most` tokens; None: as many as are quick."""
-        self._n_piece = n_most
-        try:
-            self.is_reading = next(self._pieces, False) is None  # False: that was the last piece
-        except BaseException:
-            self.end()
-            raise
-
-    def unread(self) -> Sequence[int]:
-        """The tokens that the target has to process before the last one of the prompt.
-
-        Takes a slot first. Another part of a shared pass may process them, instead of `read`.
-        """
-        try:
-            if not self.has_begun:
-                self._begin()
-            return self.session.unread(self._prompt[:-1])
-        except BaseException:
-            self.end()
-            raise
-
-    @property
-    def reads_alone(self) -> bool:
-        """Whether only `read` may process the prompt: it reports progress."""
-        return self._progress is not None
-
-    @property
-    def draft_reads_ahead(self) -> bool:
-        """Whether a draft model has to read the prompt; else `leave_unread` may be called."""
-        if not (self._has_model or self._has_third_model):
-            return False
-        # A head reads hidden states, which the target does not keep.
-        return self._pair.head is not None or self._policy.reads_ahead(self.n_prompt)
-
-    def leave_unread(self, n_left: int) -> None:
-        """Leave the last tokens of the prompt to the pass of the first `ask`."""
-        self._n_left = n_left
-        self._pieces.close()
-        self.is_reading = False
-        self._end_reading()
-
-    def ask(self, n_sharers: int = 1) -> Ask | None:
-        """What it needs of the target next, or None at the end of the text.
+    def ask(self, n_sharers: int = 1, n_most: int | None = None) -> Ask | None:
+        """What it needs of the target next; None: nothing in this pass, or the text is over.
 
         The same again until it is answered. `n_sharers`: how many texts have the pass together.
+        `n_most`: the most tokens of its prompt in the pass; None: as many as a batch takes. In a
+        call without an answer, a draft model may process as many.
         """
         if self._asked is not None or self.is_over:
             return self._asked
-        self.set_n_sharers(n_sharers)
+        if n_sharers != self.reading.n_sharers:
+            self.reading.n_sharers = n_sharers
+            self._policy.set_n_sharers(n_sharers)
+        self.reading.n_most = self._pair.target.n_batch if n_most is None else n_most
         try:
+            if self.is_reading:
+                if not self.has_begun:
+                    self._begin()
+                try:
+                    self._asked = next(self._pieces)
+                    return self._asked
+                except StopIteration:
+                    self.is_reading = False
+                    self._end_reading()
             if self._pair.target.options.is_exact:  # another text may have used the slot
-                self.session.feed(self._all_tokens[: len(self._prompt) - 1])
+                self.session.feed(self._all_tokens[: self.n_prompt - 1])
             step = next(self._loop, None)
             if step is None:
                 self._finish()
             else:
                 assert isinstance(step, Ask)
-                self._asked = step
+                n_read = self.reading.n_left
+                self._asked = step._replace(n_read=n_read) if n_read else step
         except BaseException:
             self.end()
             raise
@@ -198,13 +168,17 @@ class Generation:
     def answer(self, scored: Scored) -> None:
         """Complete the round of the last `ask`, and add its chunks."""
         self._asked = None
-        if self._n_left:  # the tokens of its prompt shared the pass
-            scored = scored._replace(n_sharers=scored.n_sharers * (self._n_left + 1))
-            self._n_left = 0
-            self._end_reading()
         try:
+            if self.is_reading:
+                self._pieces.send(scored)
+                return
+            if self.reading.n_left:
+                self.reading.end()
+                self._end_reading()
+                scored = scored._replace(seconds=0.0)
             round_ = self._loop.send(scored)
             assert isinstance(round_, Round)
+            assert scored.logits is not None
             self._policy.observe_round(round_)
             self.rounds.append(round_)
             self._write(round_, scored.logits)
@@ -230,7 +204,8 @@ class Generation:
         if self.is_over:
             return
         self.is_over = True
-        self._pieces.close()
+        if self.has_begun:
+            self._pieces.close()
         self._loop.close()
         if not self.is_reading:
             self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
@@ -248,13 +223,18 @@ class Generation:
             self.end()
 
     @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be found."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.n_prompt
+
+    @property
     def completion(self) -> Completion:
         """Text, tokens and statistics so far; the time in llama_decode once it is over."""
         notes: Mapping[str, float] = getattr(self._drafter, "notes", dict)()
         stats = summarize(
             self.rounds,
             n_prompt=len(self._prompt),
-            n_prompt_reused=self._n_reused,
+            n_prompt_reused=self.reading.n_reused,
             n_generated=len(self._tokens),
             prompt_seconds=self._prompt_seconds,
             generation_seconds=self._ended_at - self._started_at,
@@ -268,8 +248,7 @@ class Generation:
         """The drafter and the loop. Raises OptionError."""
         pair, n_prompt = self._pair, self.n_prompt
         n_draft = pair.n_draft(options)
-        progress = self.lock.callback(self._progress)
-        heard = progress and partial(progress, "vocabulary")
+        heard = self._heard and partial(self._heard, "vocabulary")
         sampling = sampling_of(options, pair.vocab, n_prompt, heard)
         self._constraint = sampling.constraint
         ends = () if options.ignore_eos else pair.vocab.stop_tokens
@@ -321,30 +300,33 @@ class Generation:
         drafter_name = "model" if self._has_third_model else "ngram"
         return drafters.Stage(drafter_name, below, rules.rule(options.verify), verify_uniforms)
 
-    def _read(self) -> Generator[None, None, None]:
-        """Process the prompt but for its last token, yielding after each piece."""
-        if not self.has_begun:
-            self._begin()
-        slot, reads_ahead = self._lease.slot, self.draft_reads_ahead
-        sessions: dict[str, DraftSession] = {"target": slot.target}
-        if slot.draft is not None and reads_ahead and self._has_model:
-            sessions["draft"] = slot.draft
-        if slot.draft_of_draft is not None and reads_ahead and self._has_third_model:
-            sessions["draft of the draft"] = slot.draft_of_draft
-        progress = self.lock.callback(self._progress)
-        together = self._pair.are_apart
-        yield from reading(
-            self._prompt[:-1], sessions, progress, lambda: self._n_piece, together=together
-        )
-        self._end_reading()
-
     def _begin(self) -> None:
+        """Take a slot."""
         self._begun_at = perf_counter()
-        self.session, self.has_begun = self._lease.take(self._prompt).target, True
-        if self._pair.head is not None:
-            self._pair.head.use(self.session.sequence, is_used=self._has_model)
-        n_prompt = len(self._prompt) - 1
-        self._n_reused = n_prompt - len(self.session.unread(self._prompt[:-1]))
+        slot = self._lease.take(self._prompt)
+        self.session = slot.target
+        drafts: dict[str, DraftSession] = {}
+        if self._draft_reads_ahead:
+            if slot.draft is not None and self._has_model:
+                drafts["draft"] = slot.draft
+            if slot.draft_of_draft is not None and self._has_third_model:
+                drafts["draft of the draft"] = slot.draft_of_draft
+        self._pieces = self.reading.steps(
+            self.session,
+            drafts,
+            uses_head=self._has_model,
+            found=self.prompt_logprobs,
+            n_top=self._n_top,
+        )
+        self.has_begun = True
+
+    @property
+    def _draft_reads_ahead(self) -> bool:
+        """Whether a draft model has to process the prompt before the first round."""
+        if not (self._has_model or self._has_third_model):
+            return False
+        # A head reads hidden states, which the target does not keep.
+        return self._pair.head is not None or self._policy.reads_ahead(self.n_prompt)
 
     def _end_reading(self) -> None:
         self._decode_seconds_before = self._pair.decode_seconds

@@ -1,54 +1,115 @@
-"""Processes a prompt with a target and its drafts: at the same time, where that is possible."""
+"""What a generation asks for its prompt: pieces that target and drafts process, and scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
 
 from ggufspec.common.progress import NamedProgress
+from ggufspec.decoding.types import Ask, Scored
+from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
+from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession
-from ggufspec.llama.context import BatchPart
 from ggufspec.llama.head import HeadSession
 from ggufspec.llama.mapped_session import MappedSession
-from ggufspec.llama.session import LlamaSession, Pieces
+from ggufspec.llama.session import LlamaSession, Piece
+
+# An Ask, and None after its answer; further ones for pieces that only a draft processes.
+Pieces = Generator[Ask | None, Scored | None, None]
 
 
-def reading(
-    tokens: Sequence[int],
-    sessions: Mapping[str, DraftSession],
-    progress: NamedProgress | None,
-    n_most: Callable[[], int | None],
-    *,
-    together: bool,
-) -> Iterator[None]:
-    """Feed `tokens` to sessions, by name, piece by piece: the "target", the "draft" and others.
+class Reading:
+    """A prompt that is processed. It holds the numbers that the next pass depends on."""
 
-    progress, n_most: see LlamaSession.pieces. together: target and draft decode each piece at the
-    same time; but a head reads what the target computes.
-    """
-    left = {
-        name: session.pieces(tokens, progress and partial(progress, name), n_most)
-        for name, session in sessions.items()
-        if isinstance(session, (LlamaSession, MappedSession))
-    }
-    if together and "draft" in left:
-        yield from _feeding(left.pop("target"), left.pop("draft"))
-    for pieces in left.values():
-        yield from _feeding(pieces)
-    if isinstance(head := sessions.get("draft"), HeadSession):
-        head.read(tokens)
+    def __init__(self, pair: Pair, prompt: Sequence[int], progress: NamedProgress | None) -> None:
+        self.n_most = pair.target.n_batch  # tokens for the next pass
+        self.n_sharers = 1  # texts that have it together
+        self.n_reused = 0  # tokens that the target held
+        self.n_left = 0  # tokens that are left to the pass of the first round
+        # What a draft on another device may decode during the pass.
+        self.beside: Piece | None = None
+        self._pair = pair
+        self._prompt = prompt
+        self._progress = progress
+        self._sizes: dict[str, int] = {}  # of progress
 
+    def steps(
+        self,
+        target: LlamaSession,
+        drafts: Mapping[str, DraftSession],
+        *,
+        uses_head: bool,
+        found: list[TokenLogprobs] | None,
+        n_top: int | None,
+    ) -> Pieces:
+        """Have the target process the prompt but for its last token, and `drafts`, by name.
 
-def _feeding(*sessions: Pieces) -> Iterator[None]:
-    """Decode the pieces of a session, or of two with different contexts."""
-    while pieces := [piece for each in sessions if (piece := next(each, None))]:
-        (context, parts), *other = [
-            (at.context, [BatchPart(at.sequence, at.tokens, 0)]) for at in pieces
-        ]
-        if other:
-            context.decode_beside(parts, *other[0])
-        else:
-            context.decode_together(parts)
-        for each in sessions:
-            next(each, None)  # reports progress
-        yield
+        Without drafts, the last tokens are left to the pass of the first round: `n_left`.
+        `found`: log-probabilities of the first tokens, of all at the end; None: of no token.
+        `uses_head`: a head drafts for the text.
+        """
+        head = self._pair.head
+        if head is not None:
+            head.use(target.sequence, is_used=uses_head and found is None)
+        self.n_reused = len(self._prompt) - 1 - len(target.unread(self._prompt[:-1]))
+        if found is not None and n_top is not None:
+            yield from self._scores(found, n_top)
+            if head is not None:
+                head.use(target.sequence, is_used=uses_head)
+        yield from self._pieces(target, drafts)
+
+    def _scores(self, found: list[TokenLogprobs], n_top: int) -> Pieces:
+        target, prompt, vocab = self._pair.target, self._prompt, self._pair.vocab
+        while (n := len(found)) < len(prompt):
+            # The other texts of a pass have their rows in the same buffer.
+            n_rows = target.n_outputs - target.n_rows * (self.n_sharers - 1)
+            n_rows = target.n_rows if target.options.is_exact else max(n_rows, target.n_rows)
+            text = prompt[n : n + min(n_rows, self.n_most)]
+            scored = yield Ask(prompt[:n], text[:-1], n_read=len(text))
+            assert scored is not None
+            assert scored.logits is not None
+            for row, token in zip(scored.logits, text, strict=True):
+                found.append(logprobs_of(row, token, n_top, vocab))
+            yield None
+
+    def _pieces(self, target: LlamaSession, drafts: Mapping[str, DraftSession]) -> Pieces:
+        tokens = self._prompt[:-1]
+        is_shared = self._pair.target.can_share_passes and not drafts
+        readers = {
+            name: draft
+            for name, draft in drafts.items()
+            if isinstance(draft, (LlamaSession, MappedSession))
+        }
+        beside = readers.get("draft") if self._pair.are_apart else None
+        while piece := target.piece(tokens, self.n_most):
+            if is_shared and piece.n_unread < self.n_most:
+                self.n_left = piece.n_unread
+                return
+            if beside is not None:
+                self.beside = beside.piece(tokens, self.n_most)
+            n_known = len(tokens) - piece.n_unread + len(piece.tokens)
+            yield Ask(tokens[:n_known], wants_rows=False, n_read=len(piece.tokens))
+            self._report("target", piece)
+            if self.beside is not None:
+                self._report("draft", self.beside)
+                self.beside = None
+            yield None
+        for name, draft in readers.items():
+            while read := draft.piece(tokens, self.n_most):
+                read.context.decode(read.tokens, 0, read.sequence)
+                self._report(name, read)
+                yield None
+        for head in drafts.values():
+            if isinstance(head, HeadSession):
+                head.read(tokens)
+
+    def end(self) -> None:
+        """The tokens that were left to a pass have been processed."""
+        if self._progress is not None and self.n_left:
+            n = self._sizes.get("target", self.n_left)
+            self._progress("target", n, n)
+        self.n_left = 0
+
+    def _report(self, name: str, piece: Piece) -> None:
+        if self._progress is not None:
+            n_all = self._sizes.setdefault(name, piece.n_unread)
+            self._progress(name, max(n_all - piece.n_unread + len(piece.tokens), 0), n_all)

@@ -19,6 +19,7 @@ from ggufspec.llama.session import PreparedScore
 
 _FIRST_PIECE = 32  # prompt tokens for which other generations wait
 _MOST_WAITED = 0.8  # seconds; a piece is made to take about half of that
+_MOST_ALONE = 1.0  # the same where no text waits; but one may come, and Ctrl-C on a GPU
 _LEAST_PIECE = 32  # fewer take longer for each token: 16 of Qwen 1.5B Q4_0 13 ms, 32 11 ms
 _N_SAME = 16  # passes of the same sizes for which a decision holds
 # A thread that has taken a chunk usually asks for the next one at once: until then its text may
@@ -34,7 +35,7 @@ _SECONDS_GIVEN, _SECONDS_ASLEEP = 0.005, 0.0001
 _SECONDS_OVERTAKEN = 0.03
 
 Failures = list[tuple[Generation, Exception]]
-Prepared = list[tuple[Generation, PreparedScore]]  # by LlamaSession.prepare
+Asks = list[tuple[Generation, Ask]]
 
 
 @dataclass
@@ -58,7 +59,8 @@ class Scheduler:
         # Of threads. Weak: a generation that is dropped without `close` does not keep its slot.
         self._wanted: WeakKeyDictionary[Generation, _Wanted] = WeakKeyDictionary()
         self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
-        self._n_piece = _FIRST_PIECE
+        # Prompt tokens of a pass, beside other texts and alone.
+        self._n_piece, self._n_alone = _FIRST_PIECE, pair.target.n_batch
         # The last decision: whether one pass over parts of these sizes is faster.
         self._sizes: Sequence[int] = ()
         self._was_faster, self._n_same = False, 0
@@ -109,7 +111,7 @@ class Scheduler:
         for generation, wanted in list(self._wanted.items()) if len(self._wanted) > 1 else ():
             if generation.is_over:
                 del self._wanted[generation]
-            elif generation is not mine and not (generation.is_reading and generation.reads_alone):
+            elif generation is not mine:
                 wanted.n_ahead += not wanted.is_waiting
                 if wanted.n_ahead <= _MOST_AHEAD:
                     found.append(generation)
@@ -118,18 +120,7 @@ class Scheduler:
     def _advance(self, generations: Sequence[Generation]) -> bool:
         """Whether one could be advanced: not where all wait for a slot."""
         alive = [each for each in dict.fromkeys(generations) if not each.is_over]
-        pieces = self._read(alive)
-        asking = [each for each in alive if not (each.is_reading or each.is_over)]
-        asks: list[tuple[Generation, Ask]] = []
-        for generation in asking:
-            try:
-                ask = generation.ask(len(asking))
-            except Exception as error:
-                self._failed[generation] = error
-            else:
-                if ask is not None:
-                    asks.append((generation, ask))
-        for generation, scored in self._scored(asks, pieces):
+        for generation, scored in self._scored(self._asks(alive)):
             try:
                 generation.answer(scored)
             except Exception as error:  # only of this generation
@@ -158,35 +149,34 @@ class Scheduler:
             for generation in writing:
                 generation.close()
 
-    def _read(self, alive: Sequence[Generation]) -> Prepared:
-        """Begin to read prompts. Returns the pieces that are left to a shared pass."""
-        pieces: Prepared = []
-        target = self._pair.target
-        # No generator that is left in its middle, at whose end Ctrl-C would be lost.
+    def _asks(self, alive: Sequence[Generation]) -> Asks:
+        """What goes into the next pass: rounds of texts, and pieces of prompts beside them."""
+        target, asks = self._pair.target, Asks()
+        writing = [each for each in alive if not each.is_reading]
         reading = sorted([each for each in alive if each.is_reading], key=_turn)
-        is_writing = len(reading) < len(alive)
         n_most = target.n_batch - target.n_rows * len(alive)
-        n_free = max(min(self._n_piece, n_most) if is_writing else n_most, _LEAST_PIECE)
-        for generation in reading:
-            # Two generations in one slot would process their texts again at each round: one
-            # without a slot waits until one is free.
-            if n_free <= 0:
-                break
-            if not (generation.has_begun or self._has_free_slot() or self._is_first(alive)):
-                continue
-            generation.set_n_sharers(len(alive))
+        n_most = max(min(n_most, self._n_piece if writing else self._n_alone), _LEAST_PIECE)
+        # No generator that is left in its middle, at whose end Ctrl-C would be lost.
+        for generation in [*writing, *reading]:
+            if is_reading := generation.is_reading:
+                # Two generations in one slot would process their texts again at each round: one
+                # without a slot waits until one is free.
+                if n_most <= 0:
+                    break
+                if not (generation.has_begun or self._has_free_slot() or self._is_first(alive)):
+                    continue
             try:
-                unread = generation.unread()
-                piece = self._piece(generation, unread, n_free, is_writing, len(alive) == 1)
+                n_sharers = len(alive if is_reading else writing)
+                ask = generation.ask(n_sharers, n_most)
             except Exception as error:
                 self._failed[generation] = error
                 continue
-            if piece:
-                pieces.append((generation, PreparedScore(piece, 0)))
-            n_free -= len(piece) or len(unread)
-            if not (generation.is_reading or is_writing):  # it writes in this pass
-                is_writing, n_free = True, min(n_free, self._n_piece)
-        return pieces
+            if ask is not None:
+                asks.append((generation, ask))
+                n_most -= ask.n_read
+                if is_reading and ask.wants_rows:  # it writes in this pass
+                    n_most = min(n_most, self._n_piece)
+        return asks
 
     def _has_free_slot(self) -> bool:
         return min(slot.n_users for slot in self._pair.slots) == 0
@@ -197,85 +187,77 @@ class Scheduler:
         here = [each for each, of in list(self._wanted.items()) if of.asked_at > since]
         return not [each for each in (*alive, *here) if each.has_begun and not each.is_over]
 
-    def _piece(
-        self,
-        generation: Generation,
-        unread: Sequence[int],
-        n_most: int,
-        is_writing: bool,
-        is_alone: bool,
-    ) -> Sequence[int]:
-        """A piece of a prompt for a shared pass; none, if it was read, or is left to `ask`."""
-        if self._pair.target.can_share_passes and not generation.reads_alone:
-            if len(unread) < n_most and not generation.draft_reads_ahead:
-                generation.leave_unread(len(unread))
-                return ()
-            if unread:
-                return unread[:n_most]
-        start = perf_counter()
-        generation.read(None if is_alone else n_most)
-        if is_writing:
-            self._observe_piece(perf_counter() - start)
-        return ()
-
-    def _scored(
-        self, asks: Sequence[tuple[Generation, Ask]], pieces: Prepared
-    ) -> Iterator[tuple[Generation, Scored]]:
+    def _scored(self, asks: Asks) -> Iterator[tuple[Generation, Scored]]:
         """The answers; each is valid until the next is asked for."""
-        texts = self._prepared(asks, pieces)
-        together = [] if texts is None else [*texts, *pieces]
-        sizes = [len(wanted.tokens) for _, wanted in together]
+        together = self._prepared(asks)
+        sizes = [len(part.tokens) for part in together]
         start = perf_counter()
         if self._is_faster(sizes) and self._decode(together):
             seconds, first = perf_counter() - start, 0
-            for generation, wanted in texts or ():
-                rows = generation.session.rows_of(wanted, first)
-                yield generation, Scored(rows, seconds, len(together))
-                first += len(wanted.tokens)
-            writes = [len(wanted.tokens) == wanted.n_rows for _, wanted in together]
-            if all(writes):
+            for (generation, ask), part in zip(asks, together, strict=True):
+                wanted = PreparedScore(part.tokens, part.n_rows)
+                rows = generation.session.rows_of(wanted, first) if ask.wants_rows else None
+                yield generation, Scored(rows, seconds, len(asks))
+                first += len(part.tokens)
+            reads = [ask.n_read > 0 for _, ask in asks]
+            if not any(reads):
                 # The caller has verified each text between the yields: that is part of the cost.
                 self._pair.profile.costs.observe_target(first, perf_counter() - start)
-            elif any(writes):
-                self._observe_piece(seconds)
+            elif not all(reads):
+                n_read = sum(ask.n_read for _, ask in asks)
+                self._n_piece = self._resized(self._n_piece, n_read, seconds, _MOST_WAITED)
             return
-        for generation, wanted in pieces:
-            start = perf_counter()
-            try:
-                generation.read(len(wanted.tokens))
-            except Exception as error:
-                self._failed[generation] = error
-            if asks:
-                self._observe_piece(perf_counter() - start)
         for generation, ask in asks:
             try:
-                scored = timed(generation.session, ask)
+                scored = self._alone(generation, ask)
             except Exception as error:
                 generation.end()
                 self._failed[generation] = error
             else:
+                n, seconds = ask.n_read, scored.seconds
+                if n and len(asks) > 1:
+                    self._n_piece = self._resized(self._n_piece, n, seconds, _MOST_WAITED)
+                elif n:
+                    self._n_alone = self._resized(self._n_alone, n, seconds, _MOST_ALONE)
                 yield generation, scored
 
-    def _observe_piece(self, seconds: float) -> None:
-        """Choose the size of pieces by the time for which other texts waited for the last one."""
-        if seconds > _MOST_WAITED:
-            self._n_piece = max(self._n_piece // 2, _LEAST_PIECE)
-        elif seconds < _MOST_WAITED / 4:
-            self._n_piece = min(2 * self._n_piece, self._pair.target.n_batch)
+    def _alone(self, generation: Generation, ask: Ask) -> Scored:
+        """The answer by a pass of its own."""
+        session, beside = generation.session, generation.reading.beside
+        if ask.wants_rows:
+            return timed(session, ask)
+        start = perf_counter()
+        if beside is None:
+            session.feed(ask.tokens)
+        else:
+            piece = [BatchPart(session.sequence, ask.tokens[-ask.n_read :], 0)]
+            of_draft = [BatchPart(beside.sequence, beside.tokens, 0)]
+            self._pair.target.decode_beside(piece, beside.context, of_draft)
+        return Scored(None, perf_counter() - start)
 
-    def _prepared(
-        self, asks: Sequence[tuple[Generation, Ask]], pieces: Prepared
-    ) -> Prepared | None:
-        """What the texts need of a pass with the pieces; None if they cannot have one together."""
-        generations = [each for each, _ in (*asks, *pieces)]
-        if len(generations) < 2 or not self._pair.target.can_share_passes:
-            return None
-        if len({each.session.sequence for each in generations}) < len(generations):
-            return None  # more generations than slots
+    def _resized(self, n_piece: int, n_read: int, seconds: float, most: float) -> int:
+        """The size of the next piece of a prompt, after one of `n_read` tokens."""
+        if seconds > most:
+            return max(min(n_piece, n_read) // 2, _LEAST_PIECE)
+        if seconds < most / 4 and n_read >= n_piece:
+            return min(2 * n_piece, self._pair.target.n_batch)
+        return n_piece
+
+    def _prepared(self, asks: Asks) -> Sequence[BatchPart]:
+        """The parts of a pass for all of them; none if they cannot have one together."""
+        target = self._pair.target
+        if len(asks) < 2 or not target.can_share_passes:
+            return ()
+        if len({each.session.sequence for each, _ in asks}) < len(asks):
+            return ()  # more generations than slots
         try:
-            return [(generation, generation.session.prepare(*ask)) for generation, ask in asks]
+            parts = [
+                BatchPart(generation.session.sequence, *generation.session.prepare(*ask[:4]))
+                for generation, ask in asks
+            ]
         except (DecodeError, ClosedError):
-            return None  # the one that fails is found when each has a pass of its own
+            return ()  # the one that fails is found when each has a pass of its own
+        return parts if sum(part.n_rows for part in parts) <= target.n_outputs else ()
 
     def _is_faster(self, sizes: Sequence[int]) -> bool:
         if not 0 < sum(sizes) <= self._pair.target.n_batch:
@@ -290,9 +272,8 @@ class Scheduler:
         self._sizes, self._n_same = sizes, 0
         return self._was_faster
 
-    def _decode(self, together: Prepared) -> bool:
+    def _decode(self, parts: Sequence[BatchPart]) -> bool:
         """Whether the pass over all succeeded; if not, each has a pass of its own."""
-        parts = [BatchPart(generation.session.sequence, *wanted) for generation, wanted in together]
         try:
             self._pair.target.decode_together(parts)
         except DecodeError:

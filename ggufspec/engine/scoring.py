@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -15,7 +15,6 @@ from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.pair import Pair
-from ggufspec.engine.slots import SlotLease
 from ggufspec.errors import OptionError
 
 
@@ -61,29 +60,6 @@ def reprocessed(
     first = max(len(text) - n_rows, 0) % (2 * n_rows)
     for index in range(first, len(text), 2 * n_rows):
         yield index, _rows(pair, tokens, len(prompt) + index, n_rows, "target")
-
-
-def prompt_logits(pair: Pair, tokens: Sequence[int], n_known: int) -> Generator[Logits, None, None]:
-    """The target's logits before each of `tokens` from `n_known` (at least 1) on: (n, n_vocab).
-
-    Each piece is one pass, valid until the engine is used again. A slot is kept between them.
-    Raises DecodeError, ClosedError.
-    """
-    tokens = array("i", tokens)
-    lease = SlotLease(pair.slots)
-    context = pair.target
-    n_rows = context.n_rows if context.options.is_exact else context.n_outputs
-    try:
-        for start in range(n_known, len(tokens), n_rows):
-            with pair.lock.held():
-                session = (lease.take(tokens) if start == n_known else lease.slot).target
-                if pair.head is not None:
-                    pair.head.use(session.sequence, is_used=False)
-                rows = session.score(tokens[:start], tokens[start : start + n_rows][:-1])
-            yield rows
-    finally:
-        with pair.lock.held():
-            lease.leave()
 
 
 def _rows(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
-from ggufspec.llama.session import LlamaSession, Pieces
+from ggufspec.llama.session import LlamaSession, Piece
 from ggufspec.llama.vocab_map import VocabMap
 
 
@@ -83,14 +83,10 @@ class MappedSession:
         n_read = self._session.n_common(self._reading(tokens))
         return max(bisect_right(self._ends, n_read) - 1, 0)
 
-    def pieces(
-        self,
-        tokens: Sequence[int],
-        progress: Callable[[int, int], None] | None = None,
-        n_most: Callable[[], int | None] = lambda: None,
-    ) -> Pieces:
-        """See LlamaSession.pieces; counts tokens of the draft. Reads nothing without room."""
-        return self._session.pieces(self._prompt(tokens), progress, n_most)
+    def piece(self, tokens: Sequence[int], n_most: int | None = None) -> Piece | None:
+        """See LlamaSession.piece; counts tokens of the draft. None also where there is no room."""
+        read = self._reading(tokens)
+        return self._session.piece(read, n_most) if len(read) < self._session.n_ctx else None
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
@@ -100,12 +96,6 @@ class MappedSession:
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """See LlamaSession.borrow."""
         self._session.borrow(sequence, self._reading(tokens))
-
-    def _prompt(self, tokens: Sequence[int]) -> Sequence[int]:
-        """What the draft reads of a prompt; nothing where that does not fit."""
-        read = self._reading(tokens)
-        # A copy: other texts may be read between two pieces.
-        return read[:] if len(read) < self._session.n_ctx else ()
 
     def _reading(self, tokens: Sequence[int]) -> array[int]:
         """The draft's tokens for a text; valid until the next text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,6 @@ _SPACING = 128
 _N_DISTANCES = 9
 # Of prompts of exact contexts: the same pieces for each text that begins with them.
 _EXACT_PIECE = 64
-# A piece of a prompt that takes longer is halved: other texts wait for it, and Ctrl-C on a GPU.
-_SLOW_PIECE_SECONDS = 1.0
-_MIN_PIECE = 32
 
 
 class PreparedScore(NamedTuple):
@@ -37,14 +34,15 @@ class PreparedScore(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Tokens of a prompt that a sequence of a context has to decode next, without logits."""
+    """Tokens of a prompt that a sequence of a context has to decode next, without logits.
+
+    `n_unread`: how many tokens of the prompt are not held, with these.
+    """
 
     context: Context
     sequence: int
     tokens: Sequence[int]
-
-
-Pieces = Iterator[Piece | None]
+    n_unread: int
 
 
 class LlamaSession:
@@ -124,38 +122,24 @@ class LlamaSession:
         self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Decode `tokens` in pieces before a score; calls `progress(n_done, n_all)` after each."""
-        for piece in self.pieces(tokens, progress):
-            if piece is not None:
-                self._context.decode(piece.tokens, 0, self.sequence)
-
-    def pieces(
-        self,
-        tokens: Sequence[int],
-        progress: Callable[[int, int], None] | None = None,
-        n_most: Callable[[], int | None] = lambda: None,
-    ) -> Pieces:
-        """`feed` without decoding: yields a piece, which the caller decodes, then None.
-
-        The session may be used otherwise after None. `n_most()`: the most tokens for the next
-        piece; None: as many as a quick batch takes. The pieces of an exact context do not depend on
-        it.
-        """
-        tokens = token_array(tokens)
-        first = known = len(tokens) - len(self.unread(tokens))
-        piece = self._n_exact or self._context.n_batch
-        while known < len(tokens):
-            n = min(piece, len(tokens) - known)
-            if not self._n_exact:
-                n = min(n, n_most() or n)
-            before = self._context.decode_seconds
-            yield Piece(self._context, self.sequence, tokens[known : known + n])
-            if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS and not self._n_exact:
-                piece = max(piece // 2, min(_MIN_PIECE, piece))
-            self._n_prompt = known + n
+        n_all = len(self.unread(tokens)) if progress is not None else 0
+        while piece := self.piece(tokens):
+            self._context.decode(piece.tokens, 0, self.sequence)
             if progress is not None:
-                progress(max(known + n - first, 0), len(tokens) - first)
-            yield None
-            known = self._resume(tokens, self._n_usable(tokens))
+                progress(max(n_all - piece.n_unread + len(piece.tokens), 0), n_all)
+
+    def piece(self, tokens: Sequence[int], n_most: int | None = None) -> Piece | None:
+        """The next of `tokens` to decode, at most `n_most`; None: all are held.
+
+        Drops the cells that differ. The pieces of an exact context do not depend on `n_most`.
+        """
+        unread = self.unread(tokens)
+        if not unread:
+            return None
+        n = self._n_exact or min(n_most or len(unread), self._context.n_batch)
+        if self._n_exact:
+            self._n_prompt = len(tokens) - len(unread[n:])
+        return Piece(self._context, self.sequence, unread[:n], len(unread))
 
     def unread(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens at the end of `tokens` that are not held, after dropping cells that differ."""
@@ -191,12 +175,16 @@ class LlamaSession:
             self._context.copy_prefix(sequence, self.sequence, token_array(tokens))
 
     def prepare(
-        self, tokens: Sequence[int], draft: Sequence[int], parents: Sequence[int] = ()
+        self,
+        tokens: Sequence[int],
+        draft: Sequence[int] = (),
+        parents: Sequence[int] = (),
+        wants_rows: bool = True,
     ) -> PreparedScore:
         """Drop the cells that differ, and decode all but the last batch, which is returned."""
         context = self._context
         tokens = token_array(tokens)
-        known = self._resume(tokens, len(tokens) - 1)
+        known = self._resume(tokens, len(tokens) - wants_rows)
         if (draft or self._drafts) and self._needs_checkpoint(len(draft)):
             if draft and len(tokens) - known > _MAX_REPEATED:
                 self.feed(tokens[:-1])
@@ -206,7 +194,7 @@ class LlamaSession:
         if (n_before := len(missing) - context.n_batch) > 0:
             self.feed([*tokens, *draft][: known + n_before])
             del missing[:n_before]
-        return PreparedScore(missing, len(draft) + 1, parents)
+        return PreparedScore(missing, (len(draft) + 1) * wants_rows, parents)
 
     def rows_of(self, prepared: PreparedScore, start: int) -> Logits:
         """The rows of a score whose tokens begin at `start` in the last batch."""

@@ -1,16 +1,15 @@
-"""Computes the log-probabilities of prompts, in pieces between other texts."""
+"""Keeps the log-probabilities of the last prompts: evaluations ask for prompts that begin alike."""
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ggufspec.decoding.types import n_same
-from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.logprobs import TokenLogprobs, entry_of, logprobs_of
+from ggufspec.engine.logprobs import TokenLogprobs, entry_of
 
 _N_KEPT = 8  # prompts
 _MOST_KEPT = 20_000  # log-probabilities of a prompt: 5 MB
@@ -23,33 +22,25 @@ class _Scored(NamedTuple):
 
 
 class PromptScores:
-    """Scores prompts, and keeps the last results: evaluations ask for prompts that begin alike."""
+    """What the target found for the tokens of prompts, with so many of the likeliest instead."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._kept: deque[_Scored] = deque(maxlen=_N_KEPT)
 
-    def of(
-        self, tokens: Sequence[int], n_top: int | None
-    ) -> Generator[None, None, Sequence[TokenLogprobs]]:
-        """One for each token, the first without a value; yields after each pass of the target.
-
-        None if `n_top` is None.
-        """
-        if n_top is None:
-            return ()
-        vocab = self._engine.vocab
+    def known(self, tokens: Sequence[int], n_top: int) -> Sequence[TokenLogprobs]:
+        """Those of the first tokens of a prompt, of one at least: it has no value."""
         text = array("i", tokens)
-        found = [TokenLogprobs(entry_of(tokens[0], None, vocab), [])]
+        found = [TokenLogprobs(entry_of(tokens[0], None, self._engine.vocab), [])]
         for kept in self._kept:
             n = n_same(kept.tokens, text)
             if kept.n_top == n_top and n > len(found):
                 found = list(kept.logprobs[:n])
-        is_new = len(found) < len(text)
-        for rows in scoring.prompt_logits(self._engine.pair, tokens, len(found)):
-            for row in rows:
-                found.append(logprobs_of(row, tokens[len(found)], n_top, vocab))
-            yield
+        return found
+
+    def keep(self, tokens: Sequence[int], n_top: int, found: Sequence[TokenLogprobs]) -> None:
+        """For later prompts: one for each token."""
+        text = array("i", tokens)
+        is_new = not any(kept.n_top == n_top and kept.tokens == text for kept in self._kept)
         if is_new and len(text) * (n_top + 1) <= _MOST_KEPT:
             self._kept.append(_Scored(n_top, text, found))
-        return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,7 +13,6 @@ from typing import Literal
 
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
-from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
 from ggufspec.server.events import (
@@ -42,8 +41,7 @@ class RunningChoice:
     owner: TextRequest
     index: int
     generation: Generation
-    # Scores the prompt before it is echoed; None: there is nothing to echo any more.
-    echo: Generator[None, None, Sequence[TokenLogprobs]] | None = None
+    echo: str | None = None  # the prompt, to be sent first with its log-probabilities
     has_tokens: bool = False
 
 
@@ -213,10 +211,6 @@ class EngineWorker:
                 self._end(request, "cancelled")
         self._start_choices()
         choices = [choice for request in self._running for choice in request.choices]
-        if (choice := next((choice for choice in choices if choice.echo), None)) is not None:
-            with self._ends_on_error(choice.owner):
-                self._echo(choice)
-        choices = [choice for choice in choices if choice.echo is None]
         by_generation = {choice.generation: choice for choice in choices}
         errors = self._step(list(by_generation))
         for choice in choices:
@@ -260,34 +254,41 @@ class EngineWorker:
                 seed = (seed + index) % _N_SEEDS
             prompt, options = request.prompt_of(index), request.parsed.options
             n_top = request.parsed.n_top
-            generation = Generation(self._engine.pair, prompt, options, seed=seed, n_top=n_top)
+            echo = request.parsed.echo
+            has_scores = echo is not None and n_top is not None
+            generation = Generation(
+                self._engine.pair,
+                prompt,
+                options,
+                seed=seed,
+                n_top=n_top,
+                prompt_logprobs=self._scores.known(prompt, n_top or 0) if has_scores else None,
+            )
             generation.arrived_at = request.arrived_at
-            choice = RunningChoice(request, index, generation)
-            if request.parsed.echo is not None:
-                choice.echo = self._scores.of(prompt, n_top)
-            request.choices.append(choice)
+            text = None if echo is None else echo[index // request.parsed.n]
+            request.choices.append(choice := RunningChoice(request, index, generation, text))
+            self._echo(choice)
 
     def _echo(self, choice: RunningChoice) -> None:
-        """Score a piece of a prompt; after the last one, begin the choice with the prompt."""
-        request, parsed = choice.owner, choice.owner.parsed
-        assert choice.echo is not None
-        assert parsed.echo is not None
-        try:
-            next(choice.echo)
-        except StopIteration as end:
-            text, tokens = parsed.echo[choice.index // parsed.n], request.prompt_of(choice.index)
-            drafted = [False] * len(tokens)
-            delta = ChoiceDelta(choice.index, text, tokens, drafted, end.value)
-            self._events.append((request, delta))
-            choice.echo = None
-            if not parsed.writes:
-                choice.generation.close()
-                choice.generation.finish_reason = "length"
+        """Send the prompt, once its log-probabilities are known; end a choice that has no text."""
+        generation, parsed = choice.generation, choice.owner.parsed
+        if choice.echo is None or generation.is_scoring:
+            return
+        tokens, found = choice.owner.prompt_of(choice.index), generation.prompt_logprobs or ()
+        if found and parsed.n_top is not None:
+            self._scores.keep(tokens, parsed.n_top, found)
+        delta = ChoiceDelta(choice.index, choice.echo, tokens, [False] * len(tokens), found)
+        self._events.append((choice.owner, delta))
+        choice.echo = None
+        if not parsed.writes:
+            generation.close()
+            generation.finish_reason = "length"
 
     def _deliver(self, choice: RunningChoice, error: BaseException | None) -> None:
         """Report what the last round has added to a choice, and whether it is complete."""
         if error is not None:
             raise error
+        self._echo(choice)
         request, generation = choice.owner, choice.generation
         while generation.chunks:
             chunk = generation.chunks.popleft()
@@ -301,8 +302,6 @@ class EngineWorker:
 
     def _release(self, choice: RunningChoice) -> None:
         choice.owner.choices.remove(choice)
-        if choice.echo is not None:
-            choice.echo.close()
         choice.generation.close()
         self._metrics.observe(choice.generation.completion.stats, self._engine.pair.plain_seconds)
 

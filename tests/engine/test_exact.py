@@ -11,10 +11,11 @@ import pytest
 import tiny
 
 import ggufspec
+from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Logits
-from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.logprobs import TokenLogprobs, entry_of
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import OptionError
@@ -154,9 +155,17 @@ def test_a_text_may_fill_the_context(target: Path) -> None:
 def test_a_prompt_is_scored_in_exact_passes_too(engine: Engine) -> None:
     tokens = engine.tokenize(PROMPTS[2])
     engine.forget()
-    scored = [
-        row.copy() for piece in scoring.prompt_logits(engine.pair, tokens, 1) for row in piece
-    ]
+    options = CheckedOptions.of(GREEDY)
+    first = TokenLogprobs(entry_of(tokens[0], None, engine.vocab), ())
+    generation = Generation(engine.pair, tokens, options, n_top=0, prompt_logprobs=[first])
+    scored: list[Logits] = []
+    while generation.is_scoring:
+        if (ask := generation.ask()) is not None:
+            answer = timed(generation.session, ask)
+            assert answer.logits is not None
+            scored += [row.copy() for row in answer.logits]
+            generation.answer(answer)
+    generation.close()
     assert len(scored) == len(tokens) - 1
     for n in (1, 7, len(tokens) - 1):
         (row,) = engine.pair.slots.nearest(tokens[:n]).target.score(tokens[:n])

@@ -117,7 +117,7 @@ def two_slots(endless_file: Path) -> Iterator[Engine]:
 
 STEPS: dict[str, tuple[Any, str]] = {
     "construction": (Generation, "__init__"),
-    "prompt": (Generation, "unread"),
+    "prompt": (LlamaSession, "unread"),
     "ask": (Generation, "ask"),
     "preparation": (LlamaSession, "prepare"),
     "answer": (Generation, "answer"),
@@ -137,7 +137,7 @@ def is_bad(given: object) -> bool:
         return given.n_prompt == N_PROMPT
     if isinstance(given, int):
         return given == N_TOP
-    return isinstance(given, Sequence | array) and list(given[:N_PROMPT]) == BAD
+    return isinstance(given, Sequence | array) and list(given[: N_PROMPT - 1]) == BAD[1:]
 
 
 BAD = [300] * N_PROMPT
