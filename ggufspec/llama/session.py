@@ -23,6 +23,9 @@ _SPACING = 128
 _N_DISTANCES = 9
 # Of prompts of exact contexts: the same pieces for each text that begins with them.
 _EXACT_PIECE = 64
+# A piece of a prompt that takes longer is halved: Ctrl-C is heard between two, on a GPU.
+_SLOW_PIECE_SECONDS = 1.0
+_MIN_PIECE = 32
 
 
 class PreparedScore(NamedTuple):
@@ -123,8 +126,12 @@ class LlamaSession:
     ) -> None:
         """Decode `tokens` in pieces before a score; calls `progress(n_done, n_all)` after each."""
         n_all = len(self.unread(tokens)) if progress is not None else 0
-        while piece := self.piece(tokens):
+        n_most: int | None = None
+        while piece := self.piece(tokens, n_most):
+            before = self._context.decode_seconds
             self._context.decode(piece.tokens, 0, self.sequence)
+            if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS:
+                n_most = max(len(piece.tokens) // 2, _MIN_PIECE)
             if progress is not None:
                 progress(max(n_all - piece.n_unread + len(piece.tokens), 0), n_all)
 

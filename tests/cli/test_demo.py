@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_the_texts_that_are_whole(
     def tokenize(self: Engine, prompt: str) -> list[int]:
         prompts.append(prompt)
         if len(prompts) == 5:
-            monkeypatch.setattr("ggufspec.llama.session.LlamaSession.pieces", interrupted)
+            monkeypatch.setattr("ggufspec.llama.session.LlamaSession.piece", interrupted)
         return real(self, prompt)
 
     def interrupted(*_: object) -> int:

@@ -241,7 +241,7 @@ def test_ctrl_c_while_the_prompt_is_read(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LlamaSession, "pieces", interrupted)
+    monkeypatch.setattr(LlamaSession, "piece", interrupted)
     result = run("-m", chatterbox, "-p", "hi", *(["--json"] if as_json else []))
     assert (result.code, result.out.strip()) == (INTERRUPTED, "")
     assert result.err.split("\n") == ["", INTERRUPTED_MESSAGE, ""]

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.logprobs import TokenLogprobs, entry_of
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.slots import SlotLease
@@ -238,6 +239,63 @@ def test_prompts_that_begin_together_are_read_in_one_pass(
         assert stats.seconds.prompt > 0
         assert stats.seconds.target < stats.seconds.prompt, "the prompt took most of the pass"
         text.close()
+
+
+def test_scores_of_a_prompt_share_the_passes_of_the_texts(
+    engine: Engine, passes: list[int]
+) -> None:
+    """And they are those that the prompt has alone."""
+    long = [*range(5, 105)]
+    first = TokenLogprobs(entry_of(long[0], None, engine.vocab), ())
+    options = CheckedOptions.of({**LENGTHS, "drafter": "none", "max_tokens": 60})
+    scheduler = Scheduler(engine.pair)
+    found: list[list[float]] = []
+    for is_alone in (True, False):
+        engine.forget()
+        cheap_together(engine)
+        writer = begin(engine, PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
+        scheduler.step([writer])
+        scored = Generation(engine.pair, long, options, n_top=2, prompt_logprobs=[first])
+        passes.clear()
+        n_before, n_steps = len(writer.rounds), 0
+        while scored.is_scoring:
+            assert not scheduler.step([scored] if is_alone else [writer, scored])
+            n_steps += 1
+        if not is_alone:
+            assert passes == [2] * n_steps
+            assert len(writer.rounds) == n_before + n_steps, "the writer wrote all the while"
+        assert scored.prompt_logprobs is not None
+        found.append([each.chosen.logprob or 0.0 for each in scored.prompt_logprobs])
+        for each in (writer, scored):
+            each.close()
+    assert len(found[0]) == len(long)
+    assert found[1] == pytest.approx(found[0], abs=0.05)
+
+
+def test_a_lone_prompt_gets_smaller_pieces_on_a_slow_machine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(engine.pair)
+    ticks = count(0, 2)  # seconds
+    monkeypatch.setattr("ggufspec.engine.scheduler.perf_counter", lambda: float(next(ticks)))
+    sizes: list[list[int]] = []
+    for _ in range(2):
+        engine.forget()
+        heard: list[int] = [0]
+        long = begin(
+            engine,
+            [*range(5, 105)],
+            **LENGTHS,
+            drafter="model",
+            progress=lambda whose, done, total, heard=heard: (
+                heard.append(done) if whose == "target" else None
+            ),
+        )
+        while long.is_reading:
+            scheduler.step([long])
+        long.close()
+        sizes.append([b - a for a, b in pairwise(heard)])
+    assert sizes == [[99], [49, 32, 18]], "each holds up Ctrl-C, and a text that comes"
 
 
 @pytest.mark.parametrize("drafter", ["model", "none"])
