@@ -219,8 +219,9 @@ class Generation:
 
         Raises OptionError in a progress callback.
         """
-        with self.lock.held():
-            self.end()
+        if not self.is_over:
+            with self.lock.held():
+                self.end()
 
     @property
     def is_scoring(self) -> bool:
