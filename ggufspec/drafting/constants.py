@@ -56,12 +56,18 @@ PRIOR_GAPS: Final = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)  # logits, before a
 # Drafting starts again if what it saves in so many tokens, or in as many as were written since
 # n-grams were last drafted, pays for reading what the draft model has not read [insensitive].
 READING_HORIZON: Final = 5
-# What rejected drafts may cost in a text: a share of the time of plain decoding, which is counted
-# from N_LOSS_TOKENS on [limit: below the promised 0.03, since the last draft can exceed it].
-MAX_LOSS: Final = 0.02
-N_LOSS_TOKENS: Final = 64
-# Beyond it, drafts are verified whose expected loss is at most this share of their expected gain
-# [recorded texts: 0.3 and 1 equal; embedded pair at 0.8: with less, good drafts are left out].
+# The account of a pair (account.py), in plain passes. A new pair starts with START_BALANCE for
+# n-grams, and the same for the draft model; so does each text with a seed [recorded texts with
+# seeds: 0.64 and 2 equal within 0.2 %; with 2, a draft without certainty is evaluated too long].
+START_BALANCE: Final = 1.28
+# Far more than a text may lose once its drafts are no longer accepted [recorded texts: 4 to 30
+# equal within 0.2 %].
+MAX_BALANCE: Final = 8.0
+# Of the tokens that it writes, a losing pair may invest this share [limit: below the promised 0.03,
+# since the last draft can exceed it].
+INVESTED_SHARE: Final = 0.02
+# Without a balance, drafts are verified whose expected loss is at most this share of their expected
+# gain [recorded texts: 0.3 and 1 equal; embedded pair at 0.8: with less, good drafts are left out].
 SMALL_RISK: Final = 0.6
 
 # When plain decoding is measured.

@@ -10,9 +10,9 @@ from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
 from ggufspec.drafting.acceptance import Acceptance, BlockBonus, SecondChoice
+from ggufspec.drafting.account import Account
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.fixed_length import Action, FixedLength, PrefixLength, prefix_length
-from ggufspec.drafting.loss_limit import LossLimit
 
 # By the numbers of native/draft_length.h's Stop.
 STOP_REASONS = (
@@ -24,7 +24,7 @@ STOP_REASONS = (
 TEXT_ENDS = "the text ends with the next token"
 MEASURING_PLAIN = "plain decoding is being measured"
 NO_GAIN = "drafting would not be faster"
-LOSS_LIMIT = "a rejected draft would cost more time than this text may lose"
+NO_BALANCE = "the drafts of this pair have cost more than they saved"
 
 
 class AutoLength:
@@ -48,6 +48,7 @@ class AutoLength:
         memory: float = constants.GREEDY_MEMORY,
         has_model: bool = True,
         block_bonus: float = 0.0,
+        account: Account | None = None,
     ) -> None:
         """`prior`: what is known of the draft model, if there is one (`has_model`).
 
@@ -65,7 +66,7 @@ class AutoLength:
         self._block_bonus = BlockBonus(self.rule)
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
-        self._loss_limit = LossLimit()
+        self.account = account or Account()
         self._n_since_free = 0  # tokens since n-grams were last drafted
         self._n_sharers = 1
         self._curve: Sequence[float] = ()  # as the rule has it
@@ -100,7 +101,7 @@ class AutoLength:
         self._n_unread = n_unread
         self._grown = (0.0, 0, 0)
         self._update()
-        n_affordable = self._loss_limit.n_affordable(
+        n_affordable = self.account.n_affordable(
             [self.mean] * n_max,
             self._curve,
             self._plain,
@@ -123,7 +124,7 @@ class AutoLength:
             return MEASURING_PLAIN
         if not (self.rule.drafts and self._pays_for_reading()):
             return NO_GAIN
-        return "" if n_affordable else LOSS_LIMIT
+        return "" if n_affordable else NO_BALANCE
 
     def _reading_seconds(self) -> float:
         """To read what the draft model has not read yet, before its first draft step."""
@@ -157,7 +158,7 @@ class AutoLength:
         self._update()
         if not (probs or forced) or (not forced and self._should_measure_plain()):
             return PrefixLength(0, 0.0, beats_model=False)
-        n_affordable = self._loss_limit.n_affordable(
+        n_affordable = self.account.n_affordable(
             [*forced, *probs], self._curve, self._plain, is_free=True
         )
         probs = probs[: max(n_affordable - len(forced), 0)]
@@ -228,11 +229,11 @@ class AutoLength:
             if n_evaluated:
                 seconds += self._reading_seconds() + n_read * costs.read
             lost = seconds / self._plain - n_tokens
-        self._loss_limit.observe(n_tokens, lost, is_free=not n_evaluated)
+        self.account.observe(n_tokens, -lost, is_free=not n_evaluated)
         self._n_since_free = 0 if n_drafted and not n_evaluated else self._n_since_free + n_tokens
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
-        self._n_without_gain += self._skipped in (NO_GAIN, LOSS_LIMIT) and self._n_sharers == 1
+        self._n_without_gain += self._skipped in (NO_GAIN, NO_BALANCE) and self._n_sharers == 1
         self._is_current = False
 
     def _observe_costs(self, round_: Round) -> None:

@@ -7,6 +7,7 @@ from types import NoneType
 
 from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.acceptance import Acceptance, Coefficients
+from ggufspec.drafting.account import Account
 from ggufspec.drafting.cost_model import CostModel, Start
 from ggufspec.drafting.draft_length import AutoLength
 from ggufspec.drafting.fixed_length import FixedLength
@@ -26,8 +27,8 @@ class PairProfile:
     """Costs and acceptance of a pair. Each text takes its length policy from here.
 
     Texts with a seed start from the settled costs, which are measured before the first of them, and
-    from the priors of a new pair, so that the same seed gives the same text; all others from what
-    was measured last.
+    from the priors and the account of a new pair, so that the same seed gives the same text; all
+    others from what was measured last.
     """
 
     def __init__(
@@ -35,9 +36,14 @@ class PairProfile:
         costs: CostModel,
         acceptance: Mapping[str, Acceptance] | None = None,
         settled: CostModel | None = None,
+        account: Account | None = None,
     ) -> None:
-        """`acceptance`: by temperature, as `_key` writes it. `settled`: None: not yet measured."""
+        """`acceptance`: by temperature, as `_key` writes it. `settled`: None: not yet measured.
+
+        `account`: None: that of a new pair.
+        """
         self.costs = costs
+        self.account = account or Account()
         self._acceptance = dict(acceptance or {})
         self._settled = settled
         self._is_settled_anew = False
@@ -83,6 +89,7 @@ class PairProfile:
             memory=_memory(temperature),
             has_model=has_model,
             block_bonus=_bonus(temperature, in_blocks),
+            account=Account() if repeats else self.account,
         )
 
     def keep(self, policy: AutoLength, temperature: float) -> None:
@@ -96,6 +103,7 @@ class PairProfile:
         return {
             **settled,
             "costs": self.costs.to_document(),
+            "balances": self.account.balances,
             "acceptance": {
                 key: list(map(list, each)) for key, each in sorted(self._acceptance.items())
             },
@@ -107,7 +115,7 @@ class PairProfile:
     ) -> PairProfile:
         """Raises ValueError if it is not one. n_most, n_sharers, start: see CostModel."""
         costs, acceptance = document.get("costs"), document.get("acceptance", {})
-        settled = document.get("settled_costs")
+        settled, balances = document.get("settled_costs"), document.get("balances")
         if not (
             isinstance(costs, Mapping)
             and isinstance(settled, (Mapping, NoneType))
@@ -118,6 +126,7 @@ class PairProfile:
             CostModel.of_document(costs).resized(n_most, n_sharers, start),
             {str(key): _acceptance(each) for key, each in acceptance.items()},
             None if settled is None else CostModel.of_document(settled).resized(n_most, n_sharers),
+            None if balances is None else Account.of_document(balances),
         )
 
 

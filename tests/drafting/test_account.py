@@ -1,0 +1,102 @@
+"""What a pair has saved pays for drafts of later texts; what it has lost stops them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ggufspec.drafting import constants
+from ggufspec.drafting.account import Account
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.fixed_length import Action
+from ggufspec.drafting.pair_profile import PairProfile
+
+CURVE = [1.0, 1.5, 2.0, 2.5]
+LIKELY = [0.7, 0.7, 0.7]
+
+
+def affordable(account: Account, *, is_free: bool) -> int:
+    return account.n_affordable(LIKELY, CURVE, 1.0, step=0.2, is_free=is_free)
+
+
+def measured() -> PairProfile:
+    profile = PairProfile(CostModel(4))
+    for n, seconds in enumerate(CURVE, 1):
+        for _ in range(4):
+            profile.costs.observe_target(n, seconds)
+            profile.costs.observe_plain(1.0)
+            profile.costs.observe_draft(1, 0.1, 0)
+    return profile
+
+
+def test_while_there_is_a_balance_the_expectation_decides() -> None:
+    account = Account()
+    assert affordable(account, is_free=False) == len(LIKELY)
+    account.observe(1, -3.0, is_free=False)
+    assert affordable(account, is_free=False) == 0, "such a draft loses much where it is rejected"
+    assert affordable(account, is_free=True) == len(LIKELY), "n-grams have their own"
+    account.observe(4, 3.0, is_free=False)
+    assert affordable(account, is_free=False) == len(LIKELY)
+
+
+def test_drafts_of_little_risk_need_no_balance() -> None:
+    account = Account([-5.0, -5.0])
+    cheap = [1.0, 1.01, 1.02, 1.03]
+    assert account.n_affordable([0.99] * 3, cheap, 1.0, step=0.01, is_free=False) == 3
+
+
+def test_old_luck_does_not_pay_for_new_losses() -> None:
+    account = Account()
+    for _ in range(100):
+        account.observe(5, 3.0, is_free=False)
+    n_lost = 0
+    while affordable(account, is_free=False):
+        account.observe(1, -2.0, is_free=False)
+        n_lost += 1
+    assert n_lost == pytest.approx(constants.MAX_BALANCE / 2, abs=1)
+
+
+def test_a_losing_pair_invests_a_share_of_what_it_writes() -> None:
+    account, n_drafts, n_tokens = Account([0.0, 0.0]), 0, 10_000
+    for _ in range(n_tokens):
+        drafts = bool(affordable(account, is_free=False))
+        n_drafts += drafts
+        account.observe(1, -1.0 if drafts else 0.0, is_free=False)
+    assert n_drafts == pytest.approx(constants.INVESTED_SHARE / 2 * n_tokens, rel=0.05)
+
+
+def test_texts_share_the_account_of_their_pair_except_those_with_a_seed() -> None:
+    profile = measured()
+    profile.account.observe(1, -5.0, is_free=False)
+    assert profile.policy(0.0, repeats=False, in_blocks=False).account is profile.account
+    for _ in range(2):
+        seeded = profile.policy(0.0, repeats=True, in_blocks=False).account
+        assert seeded.balances == Account().balances
+        seeded.observe(1, -5.0, is_free=False)
+
+
+def test_balances_are_kept_between_processes() -> None:
+    profile = measured()
+    profile.account.observe(1, -5.0, is_free=False)
+    again = PairProfile.of_document(profile.to_document(), 4)
+    assert again.account.balances == profile.account.balances != Account().balances
+    old = {**profile.to_document()}
+    del old["balances"]
+    assert PairProfile.of_document(old, 4).account.balances == Account().balances
+
+
+@pytest.mark.parametrize("damaged", [[1.0], 3, ["1", "2"], [1.0, float("nan")], {}])
+def test_damaged_balances_are_refused(damaged: object) -> None:
+    document = {**measured().to_document(), "balances": damaged}
+    with pytest.raises(ValueError, match="balances"):
+        PairProfile.of_document(document, 4)
+
+
+def test_a_new_text_of_a_losing_pair_does_not_draft_at_first() -> None:
+    profile = measured()
+    for losing in (False, True):
+        if losing:
+            profile.account.observe(1, -20.0, is_free=False)
+        policy = profile.policy(0.8, repeats=False, in_blocks=False)
+        policy.observe_gaps([1.5] * 16)
+        drafts = policy.start_round(3, 1) is Action.DRAFT
+        assert drafts is not losing, policy.why
