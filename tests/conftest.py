@@ -16,7 +16,7 @@ from hub import Hub
 
 if TYPE_CHECKING:
     from ggufspec.llama.attention import Times
-    from ggufspec.llama.model import Heads
+    from ggufspec.llama.model import Model
 
 # Threads of llama.cpp that wait for each other sleep, here and in all children: with more threads
 # than cores, as xdist has them, spinning ones take 30 times as long. Set before libgomp is loaded.
@@ -74,19 +74,20 @@ def _threads(_amx: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _attention(_amx: None) -> Iterator[None]:
-    """Attention over heads of one size is timed once by each process, not at each load."""
+    """Passes of models of one shape are timed once by each process, not at each load."""
     from ggufspec.llama import attention
 
-    known: dict[Heads, Times | None] = {}
-    measure = attention.time_attention
+    known: dict[tuple[object, ...], Times | None] = {}
+    measure = attention.time_passes
 
-    def time_once(heads: Heads, until: float) -> Times | None:
-        if known.get(heads) is None:
-            known[heads] = measure(heads, until)
-        return known[heads]
+    def time_once(model: Model, until: float) -> Times | None:
+        shape = (model.heads, model.n_layers, model.n_embd)
+        if shape not in known:
+            known[shape] = measure(model, until)
+        return known[shape]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "time_attention", time_once)
+        patch.setattr(attention, "time_passes", time_once)
         yield
 
 

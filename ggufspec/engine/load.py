@@ -90,7 +90,7 @@ def load(
     flash_attention: "auto" (measured once on CPUs, else llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
     tuned: use what `ggufspec tune` found for threads, flash attention and batches that are not
-    given; without it, measure flash attention on CPUs, once and for 0.3 s at most. Store this, and
+    given; without it, measure flash attention on CPUs, once and for about a second. Store this, and
     what passes of the pair cost.
     chat_template: a Jinja template that replaces that of the target's file.
 
@@ -249,7 +249,7 @@ def _load(
         of_pair = places.predicted(target_model.n_gpu_layers, n_gpu_layers_draft, n_most)
         stored = StoredProfile(
             profile_key(target_context, draft_context, context_below) if options.tuned else None,
-            timed_start(target_model, draft_model, n_most) or of_pair.start,
+            timed_start(target_model, draft_model, n_most, attention) or of_pair.start,
             of_pair.assumed,
         )
         stored_of_draft = None

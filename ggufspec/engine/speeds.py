@@ -13,6 +13,8 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.constants import UNMEASURED_STEP
 from ggufspec.drafting.cost_model import CostModel, Start
 from ggufspec.llama import kernels
+from ggufspec.llama.attention import SIZES as ATTENTION_SIZES
+from ggufspec.llama.attention import Attention
 from ggufspec.llama.devices import machine, offload_devices
 from ggufspec.llama.kernel_choice import SIZES
 from ggufspec.llama.model import Model
@@ -63,22 +65,34 @@ def predicted(
     return Predicted(Start(seconds, one, two - one), named)
 
 
-def timed_start(target: Model, draft: Model | None, n_most: int) -> Start | None:
-    """By the passes that chose the models' kernels when they were first loaded; None: none were."""
-    times = target.kernels.times
-    if times is None:
+def timed_start(
+    target: Model, draft: Model | None, n_most: int, attention: Attention | None = None
+) -> Start | None:
+    """By the passes that chose flash attention, else by those that chose the models' kernels.
+
+    Models that were timed neither way when they were first loaded have none.
+    """
+    of_target, of_draft = (
+        None
+        if model is None or model.kernels.times is None
+        else {n: model.kernels.times[n] / 1000 for n in SIZES}
+        for model in (target, draft)
+    )
+    read = max(of_draft[2] - of_draft[1], 0.0) if of_draft else None
+    if attention is not None and attention.seconds:
+        found = [dict(zip(ATTENTION_SIZES, each, strict=True)) for each in attention.seconds]
+        of_target, of_draft = found[0], found[1] if found[1:] else None
+    if of_target is None:
         return None
-    sizes = [*SIZES]
-    seconds = [times[size] / 1000 for size in sizes]
+    sizes, seconds = [*of_target], [*of_target.values()]
     slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
     curve = np.interp(range(1, n_most + 1), sizes, seconds)
     further = [seconds[-1] + slope * (n - sizes[-1]) for n in range(sizes[-1] + 1, n_most + 1)]
-    step = read = UNMEASURED_STEP * seconds[0]
-    if draft is not None and draft is not target and draft.kernels.times is not None:
-        of_draft = draft.kernels.times
-        step, read = of_draft[1] / 1000, max(of_draft[2] - of_draft[1], 0.0) / 1000
+    step = UNMEASURED_STEP * seconds[0]
+    if of_draft is not None and draft is not target:
+        step = of_draft[1]
     measured = [*map(float, curve[: sizes[-1]]), *further]
-    return Start(measured, step, read, is_measured=True)
+    return Start(measured, step, step if read is None else read, is_measured=True)
 
 
 class _Measured(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from os import environ
 from pathlib import Path
@@ -17,6 +17,7 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import GgufspecError
 from ggufspec.llama import devices, kernels, trial
+from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.log import logger
 from ggufspec.models.header import Header, layer_of, read_header
 
@@ -225,35 +226,17 @@ def _time(pointer: int, sizes: Sequence[int]) -> Times | None:
     """Milliseconds of the model's passes at an empty cache; None if it makes none."""
     if llama_cpp.llama_model_has_encoder(pointer) or not llama_cpp.llama_model_has_decoder(pointer):
         return None
-    n_most = max(sizes)
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_batch = n_most + 64, n_most
-    params.n_threads = params.n_threads_batch = devices.n_threads_default()
-    context = llama_cpp.llama_init_from_model(pointer, params)
-    if not context:
-        return None
-    n_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(pointer))
-    batch = llama_cpp.llama_batch_init(n_most, 0, 1)
-    for i in range(n_most):
-        batch.token[i], batch.pos[i] = (7 + 101 * i) % max(n_tokens, 1), i
-        batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, i < max(SIZES)
     found: dict[int, list[float]] = {size: [] for size in sizes}
     began = perf_counter()
-    try:
+    with closing(BareContext(pointer, max(sizes))) as context:
         for i in range(_N_PASSES):
             for size in sizes:
                 if size == PROMPT and sum(found[size]) > _PROMPT_MILLISECONDS:
                     continue
-                batch.n_tokens = size
-                llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
-                started = perf_counter()
-                if llama_cpp.llama_decode(context, batch):
+                seconds = context.seconds(size, max(SIZES))
+                if seconds is None:
                     return None
-                llama_cpp.llama_synchronize(context)
-                found[size].append(1000 * (perf_counter() - started))
+                found[size].append(1000 * seconds)
             if i > 1 and perf_counter() - began > _SECONDS:
                 break
-        return {size: min(times) for size, times in found.items()}
-    finally:
-        llama_cpp.llama_batch_free(batch)
-        llama_cpp.llama_free(context)
+    return {size: min(times) for size, times in found.items()}

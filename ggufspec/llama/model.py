@@ -78,6 +78,7 @@ class Model:
             params.devices = ctypes.cast(pointers, ctypes.c_void_p)
         placed = kernel_choice.Placed(self._used_devices(), n_gpu_layers)
         self._pointer: int | None
+        self.is_head = is_head
         self._pointer, self.kernels = self._load(params, progress, placed, writes=not is_head)
         self.vocab = Vocab(self.pointer)
         at = self.pointer

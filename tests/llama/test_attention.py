@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 import tiny
@@ -16,30 +17,25 @@ import ggufspec
 from ggufspec.bench import tune
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import TunedSettings
-from ggufspec.llama import attention, devices
+from ggufspec.llama import attention
 from ggufspec.llama.attention import (
     Attention,
     Times,
     choose_attention,
     known_attention,
-    time_attention,
+    time_passes,
 )
+from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Heads, Model
 from ggufspec.llama.profile_key import pair_key
-
-HEADS = Heads(4, 2, 64, 64)
+from ggufspec.standin import embedded
 
 
 def times(flash: float, plain: float, many: float = 1.0) -> Times:
-    """As long for batches of one and of four tokens; `many`: without flash attention, for 64."""
-    one, few, most = attention.BATCHES
-    return {
-        **dict.fromkeys([(True, one), (True, few)], flash),
-        **dict.fromkeys([(False, one), (False, few)], plain),
-        (True, most): 1.0,
-        (False, most): many,
-    }
+    """As long for passes over one and four tokens; `many`: without flash attention, for eight."""
+    n_depths = len(attention.DEPTHS)
+    return {"on": [[flash, flash, 1.0]] * n_depths, "off": [[plain, plain, many]] * n_depths}
 
 
 class Timer:
@@ -48,7 +44,7 @@ class Timer:
     def __init__(self, answer: Times | None) -> None:
         self.answer, self.asked = answer, 0
 
-    def __call__(self, heads: Heads, until: float) -> Times | None:
+    def __call__(self, model: Model, until: float) -> Times | None:
         self.asked += 1
         return self.answer
 
@@ -57,11 +53,15 @@ class Timer:
 def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
     """Loads measure with this one: without flash attention, passes are twice as fast."""
     made = Timer(times(0.2, 0.1))
-    monkeypatch.setattr(attention, "time_attention", made)
+    monkeypatch.setattr(attention, "time_passes", made)
     return made
 
 
 # The choice
+
+
+def chosen(*models: Times, depth: int = 100, has_draft: bool = True) -> Attention:
+    return choose_attention(depth, *models, has_draft=has_draft)
 
 
 @pytest.mark.parametrize(
@@ -76,72 +76,93 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
     ],
 )
 def test_flash_attention_is_off_where_it_is_clearly_slower(target: Times, setting: str) -> None:
-    assert choose_attention(target).setting == setting
+    assert chosen(target).setting == setting
 
 
 def test_the_draft_decides_too() -> None:
     target = times(0.1, 0.1)
-    assert choose_attention(target, times(0.2, 0.02)).setting == "off"
-    assert choose_attention(target, times(0.02, 0.2)).setting == "auto"
-    assert choose_attention(times(0.2, 0.1), times(0.02, 0.2)).setting == "auto"
+    assert chosen(target, times(0.2, 0.02)).setting == "off"
+    assert chosen(target, times(0.02, 0.2)).setting == "auto"
+    assert chosen(times(0.2, 0.1), times(0.02, 0.2)).setting == "auto"
 
 
 def test_the_reason_is_a_line() -> None:
-    reason = choose_attention(times(0.2, 0.1)).reason
+    reason = chosen(times(0.2, 0.1)).reason
     assert reason is not None
     assert reason.startswith("flash attention off: ")
-    assert " 0.62 times as long on this CPU" in reason
+    assert " 0.86 times as long on this CPU" in reason
     assert Attention().reason is None
+
+
+def test_the_depth_of_the_texts_decides() -> None:
+    """Flash attention has fewer operations, each of which takes longer on a CPU."""
+    target = {"on": [[0.1] * 3, [0.3] * 3], "off": [[0.2] * 3, [0.2] * 3]}
+    assert chosen(target, depth=40).setting == "auto"
+    assert chosen(target, depth=500).setting == "off"
+    half = chosen(target, depth=sum(attention.DEPTHS) // 2)
+    assert half.ratio == pytest.approx(1.0)
+    assert np.allclose(half.seconds, 0.2)
+
+
+def test_longer_passes_count_with_a_draft_only() -> None:
+    target = times(0.1, 0.13, many=0.5)
+    assert chosen(target, has_draft=True).setting == "off"
+    assert chosen(target, has_draft=False).setting == "auto"
 
 
 # The measurement
 
 
-can_be_timed = pytest.mark.skipif(
-    not any(hasattr(each, "ggml_backend_cpu_init") for each in devices.libraries()),
-    reason="this build of llama.cpp has its CPU backend in a library of its own",
-)
-
-
-@can_be_timed
-@pytest.mark.parametrize(
-    "heads", [HEADS, Heads(1, 1, 8, 8), Heads(71, 1, 64, 64), Heads(32, 8, 128, 128)]
-)
-def test_attention_is_timed_within_its_limit(heads: Heads) -> None:
-    started = perf_counter()
-    found = time_attention(heads, started + 60)
+def test_whole_passes_are_timed_within_the_limit() -> None:
+    with closing(Model(embedded.embedded_target())) as model:
+        began = perf_counter()
+        found = time_passes(model, began + 60)
+        assert perf_counter() - began < 30
     assert found is not None
-    assert {*found} == {(way, size) for way in (True, False) for size in attention.BATCHES}
-    assert all(0 < seconds < 1 for seconds in found.values())
-    for way in (True, False):
-        assert found[way, 64] > found[way, 1], "sixty-four tokens are more work than one"
+    for of_depth in found.values():
+        assert np.shape(of_depth) == (len(attention.DEPTHS), len(attention.SIZES))
+        assert 0 < np.min(of_depth) <= np.max(of_depth) < 1
 
 
-@can_be_timed
-def test_all_heads_count_though_few_are_computed() -> None:
-    few, many = (time_attention(Heads(n, n, 64, 64), perf_counter() + 60) for n in (8, 64))
-    assert few is not None
-    assert many is not None
-    assert 4 < many[True, 64] / few[True, 64] < 16
+def test_cells_are_filled_by_copies_of_a_few_tokens(decoded: list[int]) -> None:
+    with (
+        closing(Model(embedded.embedded_target())) as model,
+        closing(BareContext(model.pointer, 4, n_before=512)) as context,
+    ):
+        sizes = []
+        for n_tokens in (32, 512):
+            assert context.fill(n_tokens)
+            assert context.seconds(4, 4) is not None
+            assert context.fill(n_tokens), "drops what the pass has added"
+            sizes.append(llama_cpp.llama_state_seq_get_size(context.pointer, 0))
+        assert sizes[1] / sizes[0] == pytest.approx(16, rel=0.05)
+    assert sum(decoded) == 32 + 4 + 4
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each call of llama_decode."""
+    found: list[int] = []
+    real = llama_cpp.llama_decode
+
+    def counted(context: Any, batch: Any) -> Any:
+        found.append(batch.n_tokens)
+        return real(context, batch)
+
+    monkeypatch.setattr(llama_cpp, "llama_decode", counted)
+    return found
 
 
 def test_nothing_is_decided_where_time_is_short() -> None:
-    assert time_attention(HEADS, perf_counter()) is None
+    with closing(Model(embedded.embedded_target())) as model:
+        assert time_passes(model, perf_counter()) is None
 
 
-def test_nothing_is_decided_where_llama_cpp_lacks_the_functions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(devices, "libraries", lambda: [])
-    assert time_attention(HEADS, perf_counter() + 60) is None
-
-
-def test_a_machine_without_memory_keeps_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    def empty(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(np, "empty", empty)
-    assert time_attention(HEADS, perf_counter() + 60) is None
+@pytest.mark.parametrize("write", [tiny.write_llama, tiny.write_mamba, tiny.write_hybrid])
+def test_any_model_is_timed_or_left(write: Any, tmp_path: Path) -> None:
+    with closing(Model(write(tmp_path / "model.gguf"))) as model:
+        found = time_passes(model, perf_counter() + 60)
+        assert found is None or found.keys() == {"on", "off"}
 
 
 def test_heads_are_read_from_the_file(tmp_path: Path) -> None:
@@ -226,20 +247,28 @@ def test_a_process_that_was_faster_decides(
 ) -> None:
     timer.answer = times(0.1, 0.1)
 
-    def slow(heads: Heads, until: float) -> Times | None:
-        monkeypatch.setattr(attention, "time_attention", timer)
+    def slow(model: Model, until: float) -> Times | None:
+        monkeypatch.setattr(attention, "time_passes", timer)
         assert setting_of(target) == "auto"
         return times(0.2, 0.1)
 
-    monkeypatch.setattr(attention, "time_attention", slow)
+    monkeypatch.setattr(attention, "time_passes", slow)
     assert setting_of(target) == "auto"
     assert timer.asked == 1
+
+
+def test_times_that_other_programs_disturbed_are_not_kept(target: Path, timer: Timer) -> None:
+    timer.answer = {**times(0.2, 0.1), "off": [[0.1, 0.1, 1.0], [0.3, 0.1, 1.0]]}
+    assert setting_of(target) == "auto"
+    assert not [*profile_store.records()]
+    timer.answer = times(0.2, 0.1)
+    assert (setting_of(target), timer.asked) == ("off", 2)
 
 
 def test_a_damaged_record_is_measured_again(target: Path, timer: Timer) -> None:
     setting_of(target)
     (record,) = [each for each in profile_store.records() if each.facts["about"] == "attention"]
-    profile_store.remember(record.facts, {"setting": ["off"], "ratio": "much"})
+    profile_store.remember(record.facts, {"seconds": [{"on": 1, "off": ["much"]}]})
     assert setting_of(target) == "off"
     assert timer.asked == 2
 
