@@ -18,13 +18,14 @@ from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key
 
-SECONDS = 1.0  # the most that measuring a pair may take, but for a pass or two
+SECONDS = 1.0  # that measuring a pair may take; of passes that take longer, up to three times that
 SIZES = (1, 4, 8)  # tokens of the passes
 _N_WITHOUT_DRAFT = 2  # of them: without a draft model, few passes are longer
 DEPTHS = (32, 512)  # tokens in the cache before them
 FASTER = 0.95  # of the seconds with flash attention; repeated measurements differ by 3 %
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 9, 2
+_MOST_SECONDS = 0.1  # of a pass, from which on attention takes a small part of it
 _DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
 _SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
 _FLASH = {
@@ -101,10 +102,9 @@ def known_attention(target: Model, draft: Model | None, options: ContextOptions)
 def time_passes(model: Model, until: float) -> Times | None:
     """Seconds of whole passes, with and without flash attention.
 
-    `until`: when to end, by perf_counter. None: there was too little time, or it makes no passes.
+    `until`: when to end, by perf_counter. None: it makes no passes, or they take too long.
     """
     seconds_each = (until - perf_counter()) / len(DEPTHS)
-    n_kinds = len(_FLASH) * len(SIZES)
     found: dict[tuple[str, int, int], list[float]] = {}
     with ExitStack() as stack:
         contexts = {
@@ -120,7 +120,9 @@ def time_passes(model: Model, until: float) -> Times | None:
             for i in range(_MOST_ROUNDS):
                 for (way, context), size in product(contexts.items(), SIZES):
                     seconds = context.seconds(size, size)
-                    if seconds is None or n_kinds * seconds > seconds_each:
+                    if seconds is None or seconds > _MOST_SECONDS:
+                        return None
+                    if perf_counter() > until + SECONDS:
                         return None
                     if i:  # the first round touches the memory
                         found.setdefault((way, depth, size), []).append(seconds)
