@@ -13,7 +13,7 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.files import read_prompt_file
+from ggufspec.cli.files import read_file, read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 @text_settings.chat_template_option
 @text_settings.text_options(shared.max_tokens_option, shared.seed_option)
 @shared.load_options
+@option(
+    "--prediction",
+    "What the text may be, such as a file before an edit: it is drafted from. The text is what it "
+    "would be without.",
+    type=shared.FILE,
+    metavar="FILE",
+)
 @option("--compare", "Also measure the speed-up over plain decoding.", is_flag=True)
 @shared.color_option
 @shared.json_option
@@ -44,6 +51,7 @@ def command(
     chat_template: str | None,
     settings: dict[str, Any],
     load_settings: dict[str, Any],
+    prediction: Path | None,
     compare: bool,
     color: str,
     as_json: bool,
@@ -64,6 +72,9 @@ def command(
         load_settings["chat_template"] = chat_template
         asked["chat"] = True
     text = read_prompt(asked)
+    predicted = None
+    if prediction is not None:
+        predicted = decoded(read_file(prediction, "the prediction", PromptError), "the prediction")
     shared.show_log(verbose)
     if pair.draft is None:
         text_settings.check_needs_no_draft(settings, compare=compare)
@@ -75,7 +86,7 @@ def command(
             render.note(reason)
         if verbose and engine.pair.chains_only and settings["tree"] == "auto":
             render.note(engine.pair.chains_only)
-        options = text_settings.checked(settings)
+        options = replace(text_settings.checked(settings), prediction=predicted)
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")
         plain = generate(engine, prompt, without, None) if compare else None
@@ -94,6 +105,7 @@ def command(
         speedup = stats.tokens_per_second / plain.completion.stats.tokens_per_second
     if as_json:
         settings["seed"] = run.seed
+        settings["prediction"] = prediction
         under = text_settings.conditions(paths, {**settings, **load_settings})
         render.echo_json({**run.document(), "speedup": speedup, **under})
     else:

@@ -126,6 +126,7 @@ class Engine:
         """Raise the OptionError that a text with these options would raise."""
         sampling_of(options, self.vocab, 0)
         self.pair.n_leaves(options)
+        self.pair.prediction(options)
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]

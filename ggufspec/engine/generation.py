@@ -268,6 +268,7 @@ class Generation:
             n_leaves=pair.n_leaves(options),
             policy=self._policy,
             forced=ForcedText(sampling.constraint),
+            prediction=pair.prediction(options),
         )
         if self._has_stage:
             materials = replace(materials, stage=self._stage(materials, options))
@@ -296,6 +297,7 @@ class Generation:
             n_draft_max=max(self._pair.n_rows_draft - 1, 1),
             policy=self._policy_of_draft,
             forced=ForcedText(materials.sampling.constraint),
+            prediction=(),
             n_leaves=1,  # the draft's session reads chains
         )
         drafter_name = "model" if self._has_third_model else "ngram"

@@ -64,6 +64,8 @@ class GenerateOptions(TypedDict, total=False):
     min_tokens: int  # tokens before which none that ends a text is allowed
     # Such as "auto", "none". None: auto; for a fixed n_draft: staged if the draft has one, model.
     drafter: str | None
+    # What the text may be, such as a file before an edit: drafted from, also after departures.
+    prediction: str | Sequence[int] | None
     verify: str  # "traversal", "rejection", "match"
     progress: NamedProgress | None  # ("target", "draft", "costs" or "vocabulary", done, of)
 
@@ -88,6 +90,7 @@ class CheckedOptions:
     shown_tokens: Collection[int] = ()
     min_tokens: int = 0
     drafter: str | None = None
+    prediction: str | Sequence[int] | None = None
     verify: str = defaults.VERIFY
     progress: NamedProgress | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -119,7 +122,7 @@ class CheckedOptions:
         """The drafting strategy, for an engine with or without a draft model."""
         if self.drafter is not None:
             return self.drafter
-        if self.n_draft == "auto":
+        if self.n_draft == "auto" or self.prediction is not None:
             return "auto"
         if has_draft_of_draft:
             return "staged"
@@ -145,6 +148,17 @@ class CheckedOptions:
         for name in ("grammar", "regex", "drafter"):
             if getattr(self, name) is not None:
                 validate.text(name, getattr(self, name))
+        if self.prediction is not None:
+            if not isinstance(self.prediction, str):
+                tokens = validate.tokens("prediction", self.prediction)
+                object.__setattr__(self, "prediction", tokens)
+            if not self.prediction:
+                raise OptionError("prediction is empty; give at least one token, or leave it out")
+            if self.drafter in ("model", "staged"):
+                raise OptionError(
+                    f"the drafter {self.drafter!r} uses no prediction; use 'auto' or 'ngram' "
+                    "(drafter, --drafter)"
+                )
         if self.tree not in defaults.TREES:
             known = ", ".join(map(repr, defaults.TREES))
             raise OptionError(f"tree is {self.tree!r}; it must be one of {known}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 from weakref import finalize
@@ -126,6 +127,27 @@ class Pair:
                 f"(at most {defaults.N_DRAFT_LIMIT})"
             )
         return options.n_draft
+
+    def prediction(self, options: CheckedOptions) -> Sequence[int]:
+        """The tokens of a text that is predicted; none if none is. Raises OptionError."""
+        found = options.prediction or ()
+        if isinstance(found, str):
+            text, found = found, self.vocab.tokenize_inside(found)
+            if not found:  # such a tokenizer puts a space before it: the other tokens are right
+                found = self.vocab.tokenize(text, add_special=False, parse_special=False)
+        else:
+            outside = [token for token in found if not 0 <= token < self.vocab.n_tokens]
+            if outside:
+                raise OptionError(
+                    f"token {outside[0]} of the prediction is outside the vocabulary of "
+                    f"{self.vocab.n_tokens:,} tokens"
+                )
+        if len(found) >= self.target.n_ctx:
+            raise OptionError(
+                f"the prediction has {len(found):,} tokens, the context {self.target.n_ctx:,}; "
+                "shorten it, or load with a larger context (n_ctx, -c)"
+            )
+        return found
 
     @property
     def plain_seconds(self) -> float | None:

@@ -19,6 +19,7 @@ from ggufspec.server.schema import (
     CompletionRequest,
     GenerationBody,
     PredictRequest,
+    joined,
 )
 
 # Fields with the name and the meaning of an option of the engine.
@@ -191,6 +192,8 @@ def _options_of(
         options["n_draft"] = body.draft_n
     if not body.speculative or body.draft_n == 0:
         options["drafter"] = "none"
+    if isinstance(body, ChatRequest) and body.prediction is not None:
+        options["prediction"] = joined(body.prediction.content, "")
     limits = [n for n in (_limit_of(body), server.max_tokens) if n is not None and n > 0]
     options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options | dict(changes)))

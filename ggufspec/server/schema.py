@@ -189,6 +189,13 @@ class TextPart(_Body):
     text: str
 
 
+def joined(content: str | list[TextPart] | None, separator: str) -> str:
+    """The text of a content."""
+    if isinstance(content, list):
+        return separator.join(part.text for part in content)
+    return content or ""
+
+
 class CalledFunction(_Body):
     """The name of a called function, and its arguments."""
 
@@ -230,9 +237,7 @@ class ChatMessage(_Body):
     @property
     def text(self) -> str:
         """The content; several parts are lines, as in llama.cpp and vLLM."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
+        return joined(self.content, "\n")
 
 
 class Function(_Body):
@@ -266,6 +271,13 @@ class NamedTool(_Body):
     function: FunctionName
 
 
+class PredictedOutput(_Body):
+    """What the answer may be, such as a file before an edit."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
 class ChatRequest(GenerationBody):
     """A conversation to continue with a message of the assistant."""
 
@@ -279,6 +291,9 @@ class ChatRequest(GenerationBody):
         None,
         description="auto: the model decides; required: it calls one, or several if "
         "parallel_tool_calls is true; none: no tools are offered to it; or the function to call.",
+    )
+    prediction: PredictedOutput | None = Field(
+        None, description="Its tokens are drafted; the text is what it would be without."
     )
     parallel_tool_calls: bool | None = Field(
         None, description="false: at most one call in a response."

@@ -13,6 +13,7 @@ import tiny
 
 import ggufspec
 from ggufspec.engine import fit
+from ggufspec.standin import embedded
 
 Command = Callable[..., Any]
 
@@ -469,3 +470,43 @@ def test_a_draft_may_have_a_draft(command: Command, story: Path) -> None:
     refused = command("run", "--target", str(story), *below, "-p", PROMPT)
     assert refused.code == 2
     assert "--draft-of-draft needs --draft" in refused.err
+
+
+def test_a_prediction_makes_the_same_text_in_fewer_rounds(run: Command, tmp_path: Path) -> None:
+    args = (
+        "-m",
+        embedded.embedded_target(),
+        "-p",
+        PROMPT,
+        "-n",
+        "40",
+        "-t",
+        "1",
+        *GREEDY,
+        "--json",
+    )
+    plain = json.loads(run(*args, "--drafter", "none").out)
+    predicted = tmp_path / "before.txt"
+    predicted.write_text(plain["text"])
+    found = json.loads(run(*args, "--prediction", predicted).out)
+    assert found["text"] == plain["text"]
+    assert found["n_rounds"] < 0.5 * plain["n_rounds"]
+    assert found["settings"]["prediction"] == str(predicted)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\xff\xfe\x00", "is not UTF-8"), (b"", "prediction is empty"), (None, "is a directory")],
+)
+def test_a_prediction_that_is_no_text_is_refused(
+    content: bytes | None, message: str, run: Command, story: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "before"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    result = run("-m", story, "-p", PROMPT, "--prediction", path)
+    assert result.code != 0
+    assert message in result.err.replace("\n", " ")
+    assert not result.out

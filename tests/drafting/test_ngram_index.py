@@ -329,3 +329,25 @@ def test_only_the_last_prediction_is_learned_from_and_once() -> None:
 def test_lists_and_arrays_are_texts_alike() -> None:
     text = [1, 2, 3, 1]
     assert NgramIndex().predict(text, 3) == NgramIndex().predict(array("i", text), 3)
+
+
+def test_a_prediction_is_drafted_from_its_start_and_again_behind_an_edit() -> None:
+    prompt, prediction = [*range(100, 140)], [*range(1, 41)]
+    index = NgramIndex(prediction)
+    written = array("i", prompt)
+    assert list(index.predict(written, 8).tokens) == prediction[:8]
+    written.extend(prediction[:10])
+    assert list(index.predict(written, 8).tokens) == prediction[10:18]
+    written.extend([90, 91])  # instead of 11 and 12
+    assert not index.predict(written, 8).tokens, "nothing like it came before"
+    written.append(prediction[12])
+    assert list(index.predict(written, 8).tokens) == prediction[13:21]
+
+
+def test_nothing_follows_the_end_of_a_prediction() -> None:
+    index = NgramIndex([1, 2, 3])
+    assert list(index.predict(array("i", [7, 8]), 16).tokens) == [1, 2, 3]
+    found = index.predict(array("i", [7, 8, 1, 2]), 16)
+    assert list(found.tokens) == [3]
+    assert len(found.probs) == 1
+    assert not index.predict(array("i", [7, 8, 1, 2, 3]), 16).tokens

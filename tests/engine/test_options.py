@@ -12,6 +12,8 @@ import tiny
 
 import ggufspec
 from ggufspec.engine.engine import Engine
+from ggufspec.errors import OptionError
+from ggufspec.standin import embedded
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 E = tiny.SPM.spell("e")[0]
@@ -101,3 +103,53 @@ def test_a_closed_engine_refuses_an_empty_batch_too(tmp_path: Path) -> None:
     engine.close()
     with pytest.raises(ggufspec.ClosedError):
         engine.generate_batch([])
+
+
+@pytest.mark.parametrize("predicted", [LETTERS[:20], LETTERS[:4] + "?!" + LETTERS[6:20]])
+def test_a_prediction_is_drafted_and_does_not_change_the_text(
+    engine: Engine, predicted: str
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": 0}
+    plain = engine.generate("hi", **options)
+    prediction = tiny.SPM.spell(predicted)
+    found = engine.generate("hi", prediction=prediction, **options)
+    assert found.text == plain.text == LETTERS[:20]
+    assert plain.stats.n_accepted == 0, "nothing repeats itself"
+    assert found.stats.n_accepted >= 10
+    fixed = engine.generate("hi", prediction=prediction, n_draft=4, **options)
+    assert fixed.text == plain.text
+    assert fixed.stats.n_accepted >= 10
+    without = engine.generate("hi", prediction=prediction, drafter="none", **options)
+    assert (without.text, without.stats.n_drafted) == (plain.text, 0)
+
+
+def test_a_prediction_may_be_a_text_that_is_right_in_parts() -> None:
+    options: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    with ggufspec.load(embedded.embedded_target(), n_threads=1, n_ctx=256) as engine:
+        plain = engine.generate("It was the best of", drafter="none", **options)
+        found = {
+            predicted: engine.generate("It was the best of", prediction=predicted, **options)
+            for predicted in (plain.text, f"A line that is not there.\n{plain.text[20:]}")
+        }
+    for completion in found.values():
+        assert completion.text == plain.text
+        assert completion.stats.n_rounds < 0.5 * plain.stats.n_rounds
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prediction": ""}, "prediction is empty; give at least one token"),
+        ({"prediction": []}, "prediction is empty"),
+        ({"prediction": 5}, "prediction is 5; it must be a list of token ids"),
+        ({"prediction": ["a"]}, "a token of prediction is 'a'"),
+        ({"prediction": [10**6]}, "token 1000000 of the prediction is outside the vocabulary"),
+        ({"prediction": "ab " * 5000}, "shorten it, or load with a larger context"),
+        ({"prediction": "ab", "drafter": "model"}, "the drafter 'model' uses no prediction"),
+    ],
+)
+def test_a_prediction_that_cannot_be_used_is_refused(
+    engine: Engine, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        engine.generate("hi", **options)

@@ -235,6 +235,47 @@ def test_a_response_has_timings(live: Live, stream: bool) -> None:
     assert timings["draft_n"] >= timings["draft_n_accepted"] >= 0
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_predicted_output_is_drafted_and_does_not_change_the_answer(
+    live: Live, in_parts: bool
+) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "temperature": 0,
+        "max_tokens": 40,
+        "ignore_eos": True,
+    }
+    plain = live.ok("/v1/chat/completions", **asked, speculative=False)
+    text = plain["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": text[:10]}, {"type": "text", "text": text[10:]}]
+    prediction = {"type": "content", "content": parts if in_parts else text}
+    found = live.ok("/v1/chat/completions", **asked, prediction=prediction)
+    assert found["choices"][0]["message"]["content"] == text
+    usage = found["usage"]
+    n_accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
+    assert n_accepted > 0.8 * usage["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "prediction is empty"),
+        ([{"type": "image_url", "image_url": {"url": "x"}}], "prediction.content"),
+        ("word " * 20_000, "shorten it"),
+    ],
+)
+def test_a_predicted_output_that_cannot_be_used_is_refused(
+    live: Live, content: object, message: str
+) -> None:
+    response = live.post(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "hello"}],
+        prediction={"type": "content", "content": content},
+    )
+    assert response.status_code == 400
+    assert message in response.text
+
+
 def logprobs_of(engine: Engine, tokens: list[int]) -> list[float]:
     """Of all tokens but the first, one pass each."""
     rows = scoring.logits(engine.pair, tokens[:1], tokens[1:], whose="target")

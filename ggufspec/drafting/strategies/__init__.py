@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -32,6 +32,7 @@ class Materials:
     n_leaves: int = 1  # of a tree, at most; 1: the target reads chains only
     policy: LengthPolicy = field(default_factory=FixedLength)  # decides how far to draft
     forced: ForcedText = field(default_factory=ForcedText)  # by the sampling's constraint
+    prediction: Sequence[int] = ()  # what the text may be
     stage: Stage | None = None  # how the draft model's own tokens are drafted; None: they are not
 
 

@@ -1,7 +1,11 @@
-"""Drafts what followed the same tokens earlier in the text; needs no draft model."""
+"""Drafts what followed the same tokens earlier in the text, or in a prediction of it.
+
+It needs no draft model.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +17,9 @@ from ggufspec.drafting.fixed_length import PrefixLength
 from ggufspec.drafting.forced_text import CHOICE_FOLLOWS
 from ggufspec.drafting.strategies import Materials
 
+_N_MATCHED = 32  # tokens of a match that native/ngrams.h compares
+_END = -1  # no token
+
 
 class Prediction(NamedTuple):
     """Tokens that may follow a text; for each, its acceptance probability if those before it are
@@ -23,9 +30,15 @@ class Prediction(NamedTuple):
 
 
 class NgramIndex:
-    """Predicts what follows a text, and learns how often its predictions are accepted."""
+    """Predicts what follows a text, and learns how often its predictions are accepted.
 
-    def __init__(self) -> None:
+    A prediction of the text stands before it, behind a copy of the prompt's end: so it is found as
+    anything that came before, and again where the text has departed from it.
+    """
+
+    def __init__(self, prediction: Sequence[int] = ()) -> None:
+        self._prediction = prediction
+        self._before = array("i")
         self._ngrams = _native.Ngrams(
             constants.NGRAM_PRIORS,
             constants.NGRAM_PRIOR_WEIGHT,
@@ -38,8 +51,15 @@ class NgramIndex:
 
         Fastest if `tokens` is an array of int32 that continues the previous one.
         """
-        self._ngrams.update(token_array(tokens))  # type: ignore[arg-type]
-        return Prediction(*self._ngrams.predict(n_max)[:2])
+        tokens = token_array(tokens)
+        if self._prediction:
+            if not self._before:
+                self._before = array("i", [*tokens[-_N_MATCHED:], *self._prediction, _END])
+            tokens = self._before + tokens
+        self._ngrams.update(tokens)  # type: ignore[arg-type]
+        found, probs = self._ngrams.predict(n_max)[:2]
+        n = found.index(_END) if self._prediction and _END in found else len(found)
+        return Prediction(found[:n], probs[:n])
 
     def observe(self, n_accepted: int, n_tried: int) -> None:
         """The first `n_tried` tokens of the last prediction were verified, `n_accepted` accepted.
@@ -59,7 +79,7 @@ class NgramDrafter:
         self._policy = materials.policy
         self._stop_tokens = materials.stop_tokens
         self._forced_text = materials.forced
-        self._index = NgramIndex()
+        self._index = NgramIndex(materials.prediction)
         self._forced: Sequence[int] = ()
         self.prediction = Prediction()  # of what follows the forced tokens
 
