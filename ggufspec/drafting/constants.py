@@ -125,6 +125,7 @@ NGRAM_PRIORS: Final = (
     (9, 0.92, 0.25),
     (16, 0.98, 0.35),
 )
+NGRAM_MATCHED: Final = 32  # tokens of a match that native/ngrams.h compares [derived]
 NGRAM_PRIOR_WEIGHT: Final = 6.0  # observations that a prior counts as [judgement]
 NGRAM_KEEP: Final = 1 - 1 / 128  # weight kept by older observations, at each new one [judgement]
 NGRAM_LEARNING_RATE: Final = 0.1  # of a text's own level above the priors, log-odds [judgement]

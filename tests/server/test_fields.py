@@ -249,11 +249,14 @@ def test_a_predicted_output_is_drafted_and_does_not_change_the_answer(
     text = plain["choices"][0]["message"]["content"]
     parts = [{"type": "text", "text": text[:10]}, {"type": "text", "text": text[10:]}]
     prediction = {"type": "content", "content": parts if in_parts else text}
-    found = live.ok("/v1/chat/completions", **asked, prediction=prediction)
-    assert found["choices"][0]["message"]["content"] == text
-    usage = found["usage"]
-    n_accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
-    assert n_accepted > 0.8 * usage["completion_tokens"]
+    n_accepted = {}
+    for drafter in ("auto", "ngram"):
+        for given in (None, prediction):
+            found = live.ok("/v1/chat/completions", **asked, prediction=given, drafter=drafter)
+            assert found["choices"][0]["message"]["content"] == text
+            details = found["usage"]["completion_tokens_details"]
+            n_accepted[drafter, given is None] = details["accepted_prediction_tokens"]
+    assert n_accepted["ngram", False] > n_accepted["ngram", True], "the text hardly repeats itself"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from ggufspec.drafting.fixed_length import PrefixLength
 from ggufspec.drafting.forced_text import CHOICE_FOLLOWS
 from ggufspec.drafting.strategies import Materials
 
-_N_MATCHED = 32  # tokens of a match that native/ngrams.h compares
 _END = -1  # no token
 
 
@@ -54,7 +53,9 @@ class NgramIndex:
         tokens = token_array(tokens)
         if self._prediction:
             if not self._before:
-                self._before = array("i", [*tokens[-_N_MATCHED:], *self._prediction, _END])
+                self._before = array(
+                    "i", [*tokens[-constants.NGRAM_MATCHED :], *self._prediction, _END]
+                )
             tokens = self._before + tokens
         self._ngrams.update(tokens)  # type: ignore[arg-type]
         found, probs = self._ngrams.predict(n_max)[:2]
