@@ -106,8 +106,7 @@ class Fit:
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         n_kept = n_rollback(self._target, options.n_draft_max, options.n_slots)
-        options = replace(options, n_rollback=n_kept)
-        self._options = options
+        self._options = replace(options, n_rollback=n_kept)
         self._gpus = gpus()
         self._shares, self._is_shorter = list(_SMALLER), False  # of further attempts
         choice(KV_TYPES, options.type_k, "type of the K cache")
@@ -199,17 +198,14 @@ class Fit:
         times = PassTimes(self._target, self._known.bandwidths)
         return not self._gpus or times.copying_pays(n_batch)
 
-    def predicted(self, n_gpu_layers: int, n_gpu_layers_draft: int, n_most: int) -> Predicted:
-        """The costs of the pair with so many layers on GPUs, for passes of `n_most` tokens."""
-        draft = (self._draft, n_gpu_layers_draft) if self._draft else None
-        return predicted((self._target, n_gpu_layers), draft, self._known, n_most)
+    def predicted(self, n_gpu_layers: Sequence[int], n_most: int) -> Predicted:
+        """The costs of a model and its draft, for passes of up to `n_most` tokens.
 
-    def predicted_of_draft(self, n_gpu_layers: int, n_most: int) -> Predicted:
-        """The same of the draft and its own draft, which is where the draft is."""
-        assert self._draft is not None
-        below = self._draft_of_draft
-        draft = (below, below.n_layers + 1 if n_gpu_layers else 0) if below else None
-        return predicted((self._draft, n_gpu_layers), draft, self._known, n_most)
+        n_gpu_layers: of the model and of all below it, down to the draft of the draft.
+        """
+        shapes = [each for each in (self._target, self._draft, self._draft_of_draft) if each]
+        of, *drafts = zip(shapes[-len(n_gpu_layers) :], n_gpu_layers, strict=True)
+        return predicted(of, drafts[0] if drafts else None, self._known, n_most)
 
     def _default_n_ctx(self) -> int:
         usual = self._options.n_ctx_usual or defaults.N_CTX

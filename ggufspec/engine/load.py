@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -25,9 +25,9 @@ from ggufspec.llama.exact import check_exact
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
-from ggufspec.llama.rpc import RpcConnections
-from ggufspec.llama.vocab_map import map_of
-from ggufspec.models.heads import MTP
+from ggufspec.llama.rpc import RemoteDevice, RpcConnections
+from ggufspec.llama.vocab_map import VocabMap, map_of
+from ggufspec.models.heads import MTP, HeadFacts
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.rpc_address import addresses
 
@@ -156,118 +156,37 @@ def _load(
 ) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     head = places.head
+    models: list[Model] = []  # of the target, the draft, and the draft of the draft
+    contexts: list[Context] = []
+    vocab_maps: list[VocabMap | None] = []  # of the drafts
     with ExitStack() as stack:
-        target_model = Model(
-            options.target,
-            mmap=options.mmap,
-            mtp=options.draft == MTP,
-            progress=progress and partial(progress, "target"),
-            n_gpu_layers=_layers(options.n_gpu_layers),
-            tensor_split=options.tensor_split,
-            rpc=servers.devices,
-        )
-        models = [stack.enter_context(closing(target_model))]
-        draft_model, model_below, vocab_map = None, None, None
+        for name, load_model in _roles(options, head, servers.devices):
+            model = load_model(mmap=options.mmap, progress=progress and partial(progress, name))
+            models.append(stack.enter_context(closing(model)))
+            if model is not models[0] and head is None:
+                vocab_maps.append(map_of(models[0].vocab, model.vocab))
         if options.draft == MTP:
-            draft_model = target_model
-        elif options.draft is not None:
-            # A head that reads memory of the target can use all devices that this may be on:
-            # llama.cpp ends the process where a context has not the device of a tensor.
-            reads_target = head is not None and (head.shares_cache or head.borrows_output)
-            draft_model = Model(
-                options.draft,
-                mmap=options.mmap,
-                progress=progress and partial(progress, "draft"),
-                n_gpu_layers=_layers(options.n_gpu_layers_draft),
-                gpu=None if reads_target else options.main_gpu,
-                rpc=servers.devices if reads_target else (),
-                mtp=head is not None and head.kind == MTP,
-                is_head=head is not None,
-            )
-            models.append(stack.enter_context(closing(draft_model)))
-            vocab_map = None if head else map_of(target_model.vocab, draft_model.vocab)
-        if options.draft_of_draft is not None:
-            model_below = Model(
-                options.draft_of_draft,
-                mmap=options.mmap,
-                progress=progress and partial(progress, "draft of the draft"),
-                n_gpu_layers=defaults.ALL_LAYERS if _layers(options.n_gpu_layers_draft) else 0,
-                gpu=options.main_gpu,
-            )
-            models.append(stack.enter_context(closing(model_below)))
-        n_padding = options.n_draft_max + 1 if options.exact else 0
-        limits = [target_model.n_ctx_train]
-        limits += [model.n_ctx_max - n_padding for model in models if model.n_ctx_max]
-        shared = ContextOptions(
-            n_ctx=options.n_ctx or min(filter(None, [options.n_ctx_usual, *limits])),
-            n_sequences=options.n_slots,
-            flash_attention=options.flash_attention,
-            type_k=options.type_k,
-            type_v=options.type_v,
-        )
-        found, attention = profile_store.TunedSettings(), Attention()
-        if options.tuned:
-            found = profile_store.settings(pair_key(target_model, draft_model, shared))
-        n_batch = options.n_batch or found.n_batch or defaults.N_BATCH
-        offloads = options.offloads and places.offloads(n_batch)
-        shared = replace(shared, n_batch=n_batch, offloads=offloads)
-        if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
-            tuned = found.flash_attention and Attention(found.flash_attention)
-            attention = tuned or known_attention(target_model, draft_model, shared)
-            shared = replace(shared, flash_attention=attention.setting)
-        of_target = replace(
-            shared,
-            n_rows=options.n_draft_max + 1,
-            n_threads=options.n_threads or found.n_threads,
-            n_rollback=options.n_rollback,
-            n_leaves=1 if options.exact else n_leaves(options.n_slots, options.n_draft_max),
-            is_exact=options.exact,
-        )
-        target_context = stack.enter_context(closing(Context(target_model, of_target)))
-        if options.exact:
-            check_exact(target_context)
-        draft_context, below, context_below = None, None, None
-        link = None if head is None else HeadLink(target_context, head)
-        if draft_model is not None:
-            is_tiny = head is None and draft_model.n_bytes < _TINY_BYTES
-            usual = 1 if is_tiny else options.n_threads
-            of_draft = replace(
-                shared,
-                n_rows=max(options.n_draft_max, 2) if head is None else 1,  # for its own draft
-                n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
-                n_threads=options.n_threads_draft or found.n_threads_draft or usual,
-            )
-            draft_context = stack.enter_context(closing(Context(draft_model, of_draft, link=link)))
-        if model_below is not None:
-            n_threads = 1 if model_below.n_bytes < _TINY_BYTES else of_draft.n_threads
-            of_below = replace(of_draft, n_rows=1, n_threads=n_threads)
-            context_below = stack.enter_context(closing(Context(model_below, of_below)))
-            below = DraftOfDraft(context_below, map_of(target_model.vocab, model_below.vocab))
+            models *= 2
+        settings, attention = _settings(models, options, places)
+        link = None
+        for model, its_settings in zip(models, settings, strict=False):
+            link = HeadLink(contexts[0], head) if contexts and head else None
+            context = Context(model, its_settings, link=link)
+            contexts.append(stack.enter_context(closing(context)))
+            if its_settings.is_exact:
+                check_exact(context)
+        draft, below = (*contexts[1:], None, None)[:2]
+        vocab_map, map_below = (*vocab_maps, None, None)[:2]
+        of_draft = _profile(contexts[1:], 1, options, places) if draft and not head else None
         resources = ExitStack()
-        n_gpu_layers_draft = draft_model.n_gpu_layers if draft_model else 0
-        n_most = (options.n_draft_max + 1) * options.n_slots
-        of_pair = places.predicted(target_model.n_gpu_layers, n_gpu_layers_draft, n_most)
-        stored = StoredProfile(
-            profile_key(target_context, draft_context, context_below) if options.tuned else None,
-            timed_start(target_model, draft_model, n_most, attention) or of_pair.start,
-            of_pair.assumed,
-        )
-        stored_of_draft = None
-        if draft_context is not None and draft_model is not None and head is None:
-            of_draft_pair = places.predicted_of_draft(n_gpu_layers_draft, of_draft.n_rows)
-            stored_of_draft = StoredProfile(
-                profile_key(draft_context, context_below) if options.tuned else None,
-                timed_start(draft_model, model_below, of_draft.n_rows) or of_draft_pair.start,
-                of_draft_pair.assumed,
-            )
         pair = Pair(
-            target_context,
-            Head(link, draft_context) if link and draft_context else draft_context,
+            contexts[0],
+            Head(link, draft) if link and draft else draft,
             n_draft_max=options.n_draft_max,
             vocab_map=vocab_map,
-            draft_of_draft=below,
-            stored_profile=stored,
-            stored_profile_of_draft=stored_of_draft,
+            draft_of_draft=DraftOfDraft(below, map_below) if below else None,
+            stored_profile=_profile(contexts, options.n_slots, options, places, attention),
+            stored_profile_of_draft=of_draft,
             resources=resources,
         )
         engine = Engine(
@@ -282,6 +201,91 @@ def _load(
         return engine
 
 
-def _layers(chosen: int | None) -> int:
-    """Without a GPU, nothing is chosen."""
-    return defaults.ALL_LAYERS if chosen is None else chosen
+def _roles(
+    options: LoadOptions, head: HeadFacts | None, rpc: Sequence[RemoteDevice]
+) -> Iterator[tuple[str, Callable[..., Model]]]:
+    """What is loaded, in this order: its name in reports of progress, and how."""
+    chosen = options.n_gpu_layers, options.n_gpu_layers_draft  # None: there is no GPU
+    n_target, n_draft = (defaults.ALL_LAYERS if n is None else n for n in chosen)
+    of_target = partial(Model, options.target, rpc=rpc, mtp=options.draft == MTP)
+    yield "target", partial(of_target, n_gpu_layers=n_target, tensor_split=options.tensor_split)
+    of_draft = partial(Model, gpu=options.main_gpu)
+    if head is not None:
+        # A head that reads memory of the target can use all devices that this may be on:
+        # llama.cpp ends the process where a context has not the device of a tensor.
+        reads_target = head.shares_cache or head.borrows_output
+        of_draft = partial(Model, rpc=rpc) if reads_target else of_draft
+        of_draft = partial(of_draft, is_head=True, mtp=head.kind == MTP)
+    if options.draft is not None and options.draft != MTP:
+        yield "draft", partial(of_draft, options.draft, n_gpu_layers=n_draft)
+    if options.draft_of_draft is not None:
+        n_below = defaults.ALL_LAYERS if n_draft else 0
+        yield "draft of the draft", partial(of_draft, options.draft_of_draft, n_gpu_layers=n_below)
+
+
+def _settings(
+    models: Sequence[Model], options: LoadOptions, places: Fit
+) -> tuple[list[ContextOptions], Attention]:
+    """How the context of each model is made, and how attention was chosen."""
+    target, head = models[0], places.head
+    draft, below = (*models[1:], None, None)[:2]
+    n_padding = options.n_draft_max + 1 if options.exact else 0
+    limits = [target.n_ctx_train]
+    limits += [model.n_ctx_max - n_padding for model in models if model.n_ctx_max]
+    shared = ContextOptions(
+        n_ctx=options.n_ctx or min(filter(None, [options.n_ctx_usual, *limits])),
+        n_sequences=options.n_slots,
+        flash_attention=options.flash_attention,
+        type_k=options.type_k,
+        type_v=options.type_v,
+    )
+    found, attention = profile_store.TunedSettings(), Attention()
+    if options.tuned:
+        found = profile_store.settings(pair_key(target, draft, shared))
+    n_batch = options.n_batch or found.n_batch or defaults.N_BATCH
+    offloads = options.offloads and places.offloads(n_batch)
+    shared = replace(shared, n_batch=n_batch, offloads=offloads)
+    if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
+        tuned = found.flash_attention and Attention(found.flash_attention)
+        attention = tuned or known_attention(target, draft, shared)
+        shared = replace(shared, flash_attention=attention.setting)
+    of_target = replace(
+        shared,
+        n_rows=options.n_draft_max + 1,
+        n_threads=options.n_threads or found.n_threads,
+        n_rollback=options.n_rollback,
+        n_leaves=1 if options.exact else n_leaves(options.n_slots, options.n_draft_max),
+        is_exact=options.exact,
+    )
+    n_threads = 1 if head is None and _is_tiny(draft) else options.n_threads
+    of_draft = replace(
+        shared,
+        n_rows=1 if head else max(options.n_draft_max, 2),  # for its own draft
+        n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
+        n_threads=options.n_threads_draft or found.n_threads_draft or n_threads,
+    )
+    of_below = replace(of_draft, n_rows=1, n_threads=1 if _is_tiny(below) else of_draft.n_threads)
+    return [of_target, of_draft, of_below], attention
+
+
+def _profile(
+    contexts: Sequence[Context],
+    n_slots: int,
+    options: LoadOptions,
+    places: Fit,
+    attention: Attention | None = None,
+) -> StoredProfile:
+    """What is known of the costs of the first context, for which the next ones draft."""
+    models = [context.model for context in contexts]
+    n_most = contexts[0].n_rows * n_slots
+    draft = models[1] if models[1:] else None
+    predicted = places.predicted([model.n_gpu_layers for model in models], n_most)
+    return StoredProfile(
+        profile_key(*contexts) if options.tuned else None,
+        timed_start(models[0], draft, n_most, attention) or predicted.start,
+        predicted.assumed,
+    )
+
+
+def _is_tiny(model: Model | None) -> bool:
+    return model is not None and model.n_bytes < _TINY_BYTES

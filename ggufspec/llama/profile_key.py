@@ -11,7 +11,7 @@ from ggufspec.models.heads import MTP
 
 
 def profile_key(
-    target: Context, draft: Context | None, draft_of_draft: Context | None = None
+    target: Context, draft: Context | None = None, draft_of_draft: Context | None = None
 ) -> dict[str, object]:
     """The key of a loaded pair's costs and acceptance rates, with what drafts for the draft."""
     below: dict[str, object] = {}

@@ -148,7 +148,7 @@ def test_where_memory_runs_out_it_is_tried_once_with_a_smaller_context(
     tried: list[int] = []
 
     class Narrow(Context):
-        def __init__(self, model: object, options: object) -> None:
+        def __init__(self, model: object, options: object, link: None) -> None:
             tried.append(options.n_ctx)  # type: ignore[attr-defined]
             if options.n_ctx > 128:  # type: ignore[attr-defined]
                 raise OutOfMemoryError("too large")
@@ -175,7 +175,7 @@ def test_where_memory_of_a_gpu_runs_out_it_is_left_out_at_last(
     tried: list[bool] = []
 
     class Full(Context):
-        def __init__(self, model: object, options: object) -> None:
+        def __init__(self, model: object, options: object, link: None) -> None:
             tried.append(options.offloads)  # type: ignore[attr-defined]
             if options.offloads:  # type: ignore[attr-defined]
                 raise OutOfMemoryError("too large")
