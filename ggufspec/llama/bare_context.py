@@ -75,6 +75,8 @@ class BareContext:
             self._start = self._n_held = _N_COPIED
         memory = llama_cpp.llama_get_memory(context)
         llama_cpp.llama_memory_seq_rm(memory, 0, self._start, -1)
+        if self._n_held >= n_tokens:
+            return True
         with listening():
             size = llama_cpp.llama_state_seq_get_size(context, 0)
             state = (ctypes.c_uint8 * size)()
