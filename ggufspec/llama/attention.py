@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import pairwise, product
+from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
@@ -21,11 +22,12 @@ from ggufspec.llama.profile_key import pair_key
 SECONDS = 1.0  # that measuring a pair may take; of passes that take longer, up to three times that
 SIZES = (1, 4, 8)  # tokens of the passes
 _N_WITHOUT_DRAFT = 2  # of them: without a draft model, few passes are longer
+MOST_SECONDS = 0.1  # of a pass, from which on attention takes a small part of it
 DEPTHS = (32, 512)  # tokens in the cache before them
 FASTER = 0.95  # of the seconds with flash attention; repeated measurements differ by 3 %
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 9, 2
-_MOST_SECONDS = 0.1  # of a pass, from which on attention takes a small part of it
+_N_TRIED = 2  # passes over a token: the first may read weights from the disk
 _DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
 _SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
 _FLASH = {
@@ -113,6 +115,9 @@ def time_passes(model: Model, until: float) -> Times | None:
         }
         for context in contexts.values():
             stack.enter_context(closing(context))
+        for context in contexts.values():  # before cells are filled by a pass over many tokens
+            if min(context.seconds(1, 1) or inf for _ in range(_N_TRIED)) > MOST_SECONDS:
+                return None
         for depth in DEPTHS:
             if not all(context.fill(depth) for context in contexts.values()):
                 return None
@@ -120,7 +125,7 @@ def time_passes(model: Model, until: float) -> Times | None:
             for i in range(_MOST_ROUNDS):
                 for (way, context), size in product(contexts.items(), SIZES):
                     seconds = context.seconds(size, size)
-                    if seconds is None or seconds > _MOST_SECONDS:
+                    if seconds is None or seconds > MOST_SECONDS:
                         return None
                     if perf_counter() > until + SECONDS:
                         return None

@@ -113,7 +113,8 @@ def test_longer_passes_count_with_a_draft_only() -> None:
 # The measurement
 
 
-def test_whole_passes_are_timed_within_the_limit() -> None:
+def test_whole_passes_are_timed_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MOST_SECONDS", 10.0)  # beside other programs
     with closing(Model(embedded.embedded_target())) as model:
         began = perf_counter()
         found = time_passes(model, began + 60)
@@ -151,6 +152,12 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(llama_cpp, "llama_decode", counted)
     return found
+
+
+def test_nothing_is_decided_where_a_pass_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MOST_SECONDS", 1e-6)
+    with closing(Model(embedded.embedded_target())) as model:
+        assert time_passes(model, perf_counter() + 60) is None
 
 
 def test_nothing_is_decided_where_time_is_short() -> None:
