@@ -69,12 +69,12 @@ class BareContext:
         context = self.pointer
         if context is None:
             return False
+        memory = llama_cpp.llama_get_memory(context)
+        llama_cpp.llama_memory_seq_rm(memory, 0, self._start, -1)
         if not self._start:
             if self._decode(context, _N_COPIED, 1) is None:
                 return False
             self._start = self._n_held = _N_COPIED
-        memory = llama_cpp.llama_get_memory(context)
-        llama_cpp.llama_memory_seq_rm(memory, 0, self._start, -1)
         if self._n_held >= n_tokens:
             return True
         with listening():
