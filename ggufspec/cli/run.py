@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 @shared.load_options
 @option(
     "--prediction",
-    "What the text may be, such as a file before an edit: it is drafted from. The text is what it "
-    "would be without.",
+    "A text that the answer may repeat, such as a file before an edit. Tokens are drafted from it; "
+    "it does not change the answer.",
     type=shared.FILE,
     metavar="FILE",
 )

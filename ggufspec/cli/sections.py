@@ -18,7 +18,17 @@ _SECTIONS: Final = {
     "Models": ("draft_of_draft", "offline", "size", "cache_dir", "alias"),
     "Prompt": ("n_prompts", "limit", "chat", "system", "chat_template"),
     "Drafting": (
-        *("n_draft", "lengths", "tree", "trees", "drafter", "drafters", "verify", "rules"),
+        *(
+            "n_draft",
+            "lengths",
+            "tree",
+            "trees",
+            "drafter",
+            "prediction",
+            "drafters",
+            "verify",
+            "rules",
+        ),
         *("draft_temperature", "acceptance"),
     ),
     "Text": ("max_tokens", "n_tokens", "stop", "ignore_eos"),
