@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ggufspec.llama import amx, trial
+from ggufspec.llama import amx, kernels, trial
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
@@ -23,6 +23,7 @@ def run_trial() -> None:
     A pass over one token uses no tiles, so it gives the logits to compare with.
     """
     environ[amx.VARIABLE] = "on"
+    environ[kernels.VARIABLE] = "off"  # they would compute instead
     trial.without_core_dumps()
     tokens = [*_TOKENS]
     model = Model(_MODEL, n_gpu_layers=0)
