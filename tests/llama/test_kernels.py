@@ -187,7 +187,7 @@ SLOWED = """
     from pathlib import Path
     import llama_cpp
     from ggufspec import _native
-    from ggufspec.llama import bare_context, kernel_choice
+    from ggufspec.llama import amx, bare_context, kernel_choice
 
     offered, clock = [], {"now": 0.0, "step": 1.0}
     offer = _native.offer_kernels
@@ -213,6 +213,7 @@ SLOWED = """
     bare_context.perf_counter = kernel_choice.perf_counter = perf_counter
     kernel_choice._native = Extension
     llama_cpp.llama_backend_init()
+    amx.leave_out_if_broken()  # as Model does
     placed = kernel_choice.Placed(*((["GPU0"], int(sys.argv[3])) if len(sys.argv) > 3 else ()))
     pointer, choice = kernel_choice.load(Path(sys.argv[1]), load_file, placed, writes=True)
     assert pointer
