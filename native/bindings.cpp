@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -396,28 +397,37 @@ int32_t decode_hidden(ggufspec::Context & self, size_t sequence, TokenRow tokens
     return run_batch(self, [&] { self.add(sequence, tokens.data(), n, n_rows, hidden.data()); });
 }
 
+void require_places(size_t n) {
+    require(n < std::numeric_limits<int32_t>::max(), "the texts of an index are too long together");
+}
+
 size_t update(ggufspec::Ngrams & self, TokenRow tokens) {
-    require(tokens.shape(0) <= std::numeric_limits<int32_t>::max(), "update: the text is too long");
+    require_places(tokens.shape(0));
     return self.update(tokens.data(), tokens.shape(0));
 }
 
-void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, double, double>> & priors, double prior_weight,
-                 double keep, double rate) {
-    std::vector<ggufspec::NgramAcceptance::Prior> made;
-    for (const auto & [min_length, unanimous, contested] : priors) {
-        const bool rises = made.empty() ? min_length == 1 : min_length > made.back().min_length;
-        require(rises, "Ngrams: needs priors by rising match length, from 1 on");
-        for (double p : {unanimous, contested}) require(p > 0 && p < 1, "Ngrams: a prior must be between 0 and 1");
-        made.push_back({min_length, unanimous, contested});
-    }
-    require(!made.empty() && prior_weight > 0, "Ngrams: needs priors with a weight above 0");
-    new (self) ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate));
+void add_text(ggufspec::SortedTexts & self, TokenRow tokens) {
+    require_places(self.tokens().size() + tokens.shape(0));
+    self.add(tokens.data(), tokens.shape(0));
 }
 
-std::tuple<Tokens, std::vector<double>, Tokens, std::vector<double>> predict(ggufspec::Ngrams & self, size_t n_most) {
-    auto prediction = self.predict(n_most);
-    auto probabilities = self.probabilities(prediction);
-    return {std::move(prediction.tokens), std::move(probabilities), std::move(prediction.lengths), std::move(prediction.shares)};
+void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, double, double, double, double>> & priors, double prior_weight,
+                 double keep, double rate, const std::vector<std::shared_ptr<ggufspec::SortedTexts>> & others) {
+    std::vector<ggufspec::NgramAcceptance::Prior> made;
+    for (const auto & [min_length, own, own_contested, other, other_contested] : priors) {
+        const bool rises = made.empty() ? min_length == 1 : min_length > made.back().min_length;
+        require(rises, "Ngrams: needs priors by rising match length, from 1 on");
+        for (double p : {own, own_contested, other, other_contested}) require(p > 0 && p < 1, "Ngrams: a prior must be between 0 and 1");
+        made.push_back({min_length, {own, own_contested, other, other_contested}});
+    }
+    require(!made.empty() && prior_weight > 0, "Ngrams: needs priors with a weight above 0");
+    new (self) ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate), {others.begin(), others.end()});
+}
+
+std::tuple<Tokens, std::vector<double>, Tokens, std::vector<double>, bool> predict(ggufspec::Ngrams & self, size_t n_most) {
+    auto found = self.predict(n_most);
+    auto probabilities = self.probabilities(found);
+    return {std::move(found.tokens), std::move(probabilities), std::move(found.lengths), std::move(found.shares), found.is_own};
 }
 
 void observe(ggufspec::Ngrams & self, size_t n_accepted, size_t n_tried) {
@@ -672,20 +682,30 @@ NB_MODULE(_native, m) {
         .def("truncate", &drop_tail, "n_tokens"_a, "sequence"_a = 0,
              "Drop the tokens from position n_tokens on; false if a tail cannot be dropped.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
-    nb::class_<ggufspec::Ngrams>(m, "Ngrams", "Predicts how a text continues from what followed the same tokens earlier in it.\n\n"
-                                              "Not for two threads at once.")
+    nb::class_<ggufspec::SortedTexts>(m, "SortedTexts", "Texts, sorted for Ngrams: 8 bytes a token. Not for two threads at once.")
+        .def(nb::init<>())
+        .def("add", &add_text, "tokens"_a.noconvert(), "Add a text (n,).")
+        .def("drop", &ggufspec::SortedTexts::drop, "n_most"_a,
+             "Remove whole texts, the oldest first, until they have n_most tokens at most, with one for each text.")
+        .def("__len__", [](const ggufspec::SortedTexts & self) { return self.tokens().size(); });
+    nb::class_<ggufspec::Ngrams>(m, "Ngrams",
+                                 "Predicts how a text continues from what followed the same tokens earlier in it, or in others.\n\n"
+                                 "Not for two threads at once.")
         .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a,
-             "priors: (min_length, unanimous, contested) by match length; see NgramAcceptance in native/ngrams.h.")
+             "others"_a = std::vector<std::shared_ptr<ggufspec::SortedTexts>>(),
+             "priors: (min_length, *probabilities) by match length; see NgramAcceptance in native/ngrams.h. others: texts\n"
+             "to predict from besides, where their matches are much longer than the text's own.")
         .def("update", &update, "tokens"_a.noconvert(),
              "Make tokens (n,) the text: usually the previous one and a few more. Returns the length of the common prefix.")
         .def("predict", &predict, "n_most"_a,
              "Up to n_most tokens that may follow, by the longest matches of the text's end: (tokens, probabilities, lengths,\n"
-             "shares).\n\n"
+             "shares, is_own).\n\n"
              "For each token, if those before it are accepted: the probability that it is, too; how many tokens before it agree\n"
-             "with its sources (32 at most); its share of the votes. Empty if the last token is new, 1024 tokens at most.")
+             "with its sources (32 at most); its share of the votes. is_own: whether the text itself goes on so, not others.\n"
+             "Empty if the last token is new, 1024 tokens at most.")
         .def("observe", &observe, "n_accepted"_a, "n_tried"_a,
              "The first n_tried tokens of the last prediction were verified: n_accepted were right, the next was wrong.\n\n"
              "The prediction is then discarded.")
-        .def_prop_ro("n_examined", &ggufspec::Ngrams::n_examined, "How many earlier occurrences predictions have examined so far.");
+        .def_prop_ro("n_compared", &ggufspec::Ngrams::n_compared, "How many earlier occurrences were compared so far.");
     ggufspec::matmul::bind(m);
 }

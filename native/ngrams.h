@@ -1,11 +1,16 @@
-// Predicts how a text continues from what followed the same tokens earlier in it: an index over a growing text.
+// Predicts how a text continues from what followed the same tokens earlier in it, or in other texts.
 // The longest matches of its end vote; recent matches, and those that were right before, have more weight.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
 #include <vector>
+
+#include "sorted_texts.h"
 
 namespace ggufspec {
 
@@ -14,15 +19,17 @@ struct Prediction {
     std::vector<int32_t> tokens;
     std::vector<int32_t> lengths;  // how many tokens before it agree with its sources: kMostMatch at most
     std::vector<double> shares;    // of the votes; 1: all votes are for it
+    bool is_own = true;            // from the text itself, not from others
 };
 
-// The acceptance probability of predicted tokens, by class: match length, and whether all votes agree. Each starts at a
-// prior that is shifted for the text as a whole, and is replaced by the observed frequency as observations come in.
+// The acceptance probability of predicted tokens, by class: match length, whether all votes agree, and whether
+// they are from the text itself. Each starts at a prior that is shifted for the text as a whole, and is replaced by the observed frequency as observations come in.
 class NgramAcceptance {
 public:
     struct Prior {
         size_t min_length;             // the shortest match of the class
-        double unanimous, contested;   // probabilities
+        // Where all votes agree and where not, of the text's own matches; the same of matches in other texts.
+        std::array<double, 4> probabilities;
     };
 
     // `prior_weight`: observations that a prior counts as; `keep`: the weight that older observations of a class keep at
@@ -41,25 +48,26 @@ private:
     double probability(size_t kind) const;
 
     std::vector<size_t> min_lengths_;
-    std::vector<double> log_odds_, n_right_, n_seen_;  // by class; each length has two: unanimous, contested
+    std::vector<double> log_odds_, n_right_, n_seen_;  // by class; each length has the four of Prior
     std::vector<size_t> kinds_;                        // of the last prediction's tokens
-    double prior_weight_, keep_, rate_, shift_ = 0;
+    double prior_weight_, keep_, rate_;
+    std::array<double, 2> shifts_{};  // of the text's own, and of others
 };
 
 // Not for two threads at once.
 class Ngrams {
 public:
-    static constexpr size_t kMostMatch = 32;        // tokens compared; a longer match says no more [judgement]
-    static constexpr size_t kMostSources = 32;      // earlier occurrences examined, per length of runs [limit on time]
+    static constexpr size_t kMostSources = 32;      // earlier occurrences that vote [limit on time]
     static constexpr size_t kMostPredicted = 1024;  // tokens of a prediction [limit]
 
-    explicit Ngrams(NgramAcceptance acceptance);
+    // `others`: texts to predict from besides; they may grow.
+    Ngrams(NgramAcceptance acceptance, std::vector<std::shared_ptr<const SortedTexts>> others);
 
-    // Makes tokens[0:n] the indexed text: removes what differs, appends the rest. Returns the length of the common
-    // prefix. At most INT32_MAX tokens.
+    // Makes tokens[0:n] the text: removes what differs, appends the rest. Returns the length of the common prefix. At most
+    // INT32_MAX - 1 tokens.
     size_t update(const int32_t * tokens, size_t n);
 
-    // n_most tokens (kMostPredicted at most) that may follow the text; none if its last token is new to it.
+    // Up to n_most tokens (kMostPredicted at most) that may follow the text; none if its last token is new.
     Prediction predict(size_t n_most);
     std::vector<double> probabilities(const Prediction & prediction) { return acceptance_.probabilities(prediction); }
 
@@ -69,51 +77,45 @@ public:
 
     // The length of the last prediction; 0 once it was observed.
     size_t n_predicted() const { return n_voters_.size(); }
-    // How many earlier occurrences were examined so far: the cost of predictions, independent of a clock.
-    size_t n_examined() const { return n_examined_; }
+    // How many earlier occurrences were compared so far: the cost of predictions, independent of a clock.
+    size_t n_compared() const;
 
 private:
-    // Lengths of the runs of tokens that are indexed: a match is found by the longest one that fits into it.
-    static constexpr std::array<size_t, 5> kSpans{1, 2, 4, 8, 16};
-    static constexpr size_t kSpansN = kSpans.size();
-
-    struct Place {
-        std::array<int32_t, kSpansN> before;  // where a run in the same slot as the one that ends here last ended, or -1
-        uint16_t n_right = 0, n_wrong = 0;    // how often the token here was voted for, and came true, or did not
-    };
+    // A token: of which texts, and which of them since those began.
+    using Place = std::pair<size_t, uint64_t>;
 
     struct Source {
-        int32_t place;  // of the token it votes for
+        size_t texts;   // 0: the text itself; then the others
+        size_t place;   // of the token it votes for
         double weight;  // by recency
     };
 
     struct Voter {
-        int32_t place;
+        Place place;
         bool agrees;  // with the predicted token
     };
 
-    void forget_from(size_t n);
-    void make_room(size_t n);
-    void add(int32_t token);
-    void link(size_t place);
-    size_t slot(size_t place, size_t span) const;
-    size_t match_length(size_t place) const;
+    struct Record {
+        int n_right = 0, n_wrong = 0;  // how often the token at a place was voted for, and came true, or did not
+    };
+
+    const SortedTexts & texts(size_t which) const { return which ? *others_[which - 1] : text_; }
+    Place place(const Source & source) const { return {source.texts, texts(source.texts).n_dropped() + source.place}; }
+    int32_t token(const Source & source) const;
     size_t find_sources();
-    double reliability(int32_t place) const;
-    double vote();
+    void add_sources(size_t which, const SortedTexts::Matches & matches);
+    double reliability(const Source & source) const;
+    void vote(Prediction & prediction);
 
     NgramAcceptance acceptance_;
-    std::vector<int32_t> text_;
-    std::vector<uint64_t> hashes_;  // of text_[0:0], text_[0:1] ...: that of a run follows from two of them
-    std::vector<Place> places_;     // one for each token
-    std::array<std::vector<int32_t>, kSpansN> last_;  // for each slot, where a run of it ended last, or -1
-    std::array<uint64_t, kSpansN> powers_;
-    int n_slot_bits_;
+    SortedTexts text_;
+    std::vector<std::shared_ptr<const SortedTexts>> others_;
+    std::map<Place, Record> records_;
 
-    std::vector<Source> sources_;   // that agree with all predicted tokens, the most recent first
-    std::vector<Voter> voters_;     // of the last prediction: on its first token, on its second ...
-    std::vector<size_t> n_voters_;  // how many those are up to each token
-    size_t n_examined_ = 0;
+    std::vector<int32_t> predicted_;  // meanwhile
+    std::vector<Source> sources_;     // that agree with all predicted tokens, the most recent first
+    std::vector<Voter> voters_;       // of the last prediction: on its first token, on its second ...
+    std::vector<size_t> n_voters_;    // how many those are up to each token
 };
 
 }  // namespace ggufspec

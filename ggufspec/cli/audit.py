@@ -11,7 +11,6 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
-from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, NOT_NEGATIVE, gathered, option
 from ggufspec.cli.progress import late_bars, load_with_bars
@@ -19,6 +18,7 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import audited_options, conditions, with_file_sampling
 from ggufspec.common import defaults
 from ggufspec.common.prompts import TEXTS, parse_prompts
+from ggufspec.common.reading import read_prompt_file
 
 if TYPE_CHECKING:
     from ggufspec.audit import AuditReport

@@ -20,7 +20,6 @@ from ggufspec.batch.settings import model_identity
 from ggufspec.cli import options as shared
 from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import ERROR, INTERRUPTED
-from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, gathered, option
 from ggufspec.cli.progress import LateBars, late_bars
@@ -28,6 +27,7 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.facts import plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, parse_prompts
+from ggufspec.common.reading import read_prompt_file
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import MTP
@@ -96,7 +96,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 @option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
 @option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
 @text_settings.text_options(shared.max_tokens_option)
-@shared.load_options
+@shared.writing_load_options
 @option(
     "-v --verbose",
     "Show on stderr which process runs which prompt, and llama.cpp's log.",

@@ -20,13 +20,13 @@ from ggufspec.bench.records import BenchResults, Contender
 from ggufspec.bench.run import Experiment, PairBenchmark
 from ggufspec.bench.tables import Table, general
 from ggufspec.cli import render
-from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.text_settings import flag_of, was_given, with_file_sampling
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
+from ggufspec.common.reading import read_prompt_file
 from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.file_sampling import file_sampling

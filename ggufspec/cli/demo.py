@@ -89,7 +89,8 @@ def command(
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
     pairs: list[tuple[Stats, Stats]] = []  # plain, speculative
     greedy, interrupted = None, False
-    with load(target, draft, n_threads=n_threads, **shared.room_for(settings["n_draft"])) as engine:
+    room = shared.room_for(settings["n_draft"])
+    with load(target, draft, n_threads=n_threads, n_remembered=0, **room) as engine:
         try:
             _both(engine, {**settings, "max_tokens": WARM_UP_TOKENS}, PROMPTS[0], None, "")
             for run in range(runs):

@@ -189,9 +189,29 @@ _LOAD = (
     ),
     option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
 )
+draft_text_option = option(
+    "--draft-text draft_texts",
+    "A text that answers may repeat, such as a file of the code that is edited; may be given "
+    "several times. Tokens are drafted from it where it goes on like an answer; it changes none.",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    multiple=True,
+    metavar="FILE",
+)
 load_options = gathered("load_settings", context_option, *_LOAD)
+writing_load_options = gathered("load_settings", context_option, *_LOAD, draft_text_option)
 server_load_options = gathered(
-    "load_settings", _context_option("or less where memory is short"), *_LOAD
+    "load_settings",
+    _context_option("or less where memory is short"),
+    *_LOAD,
+    draft_text_option,
+    option(
+        "--remember n_remembered",
+        "Tokens of written texts that are kept, the latest, and drafted from where a new text goes "
+        "on like them. How fast a text comes can then tell a client what others have written.",
+        type=COUNT,
+        default=0,
+        metavar="TOKENS",
+    ),
 )
 
 

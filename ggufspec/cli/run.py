@@ -13,12 +13,12 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.files import read_file, read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.prompts import decoded
+from ggufspec.common.reading import read_file, read_prompt_file
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @shared.prompt_options
 @text_settings.chat_template_option
 @text_settings.text_options(shared.max_tokens_option, shared.seed_option)
-@shared.load_options
+@shared.writing_load_options
 @option(
     "--prediction",
     "A text that the answer may repeat, such as a file before an edit. Tokens are drafted from it; "

@@ -24,7 +24,7 @@ _SECTIONS: Final = {
             "tree",
             "trees",
             "drafter",
-            "prediction",
+            *("prediction", "draft_texts", "n_remembered"),
             "drafters",
             "verify",
             "rules",

@@ -13,13 +13,13 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.files import read_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
+from ggufspec.common.reading import read_file
 from ggufspec.common.terminal import LogFormatter
 from ggufspec.errors import OptionError
 

@@ -11,10 +11,10 @@ import click
 
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
-from ggufspec.cli.files import read_file
 from ggufspec.cli.options import Command, Option, gathered, option
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
+from ggufspec.common.reading import read_file
 from ggufspec.decoding.sampling_options import NUMBERS, refusal
 from ggufspec.errors import OptionError
 from ggufspec.models.heads import DraftFile

@@ -13,13 +13,13 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR
-from ggufspec.cli.files import read_file
 from ggufspec.cli.names import find_model
 from ggufspec.cli.options import PATH, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import decoded
+from ggufspec.common.reading import read_file
 from ggufspec.errors import PromptError
 from ggufspec.models.trim_facts import numbers_of, ranges
 

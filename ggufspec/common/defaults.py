@@ -34,6 +34,8 @@ ALL_LAYERS: Final = -1
 ACCEPTANCE: Final = 0.8  # acceptance rate of an unmeasured pair
 FLASH_ATTENTION: Final = "auto"
 KV_TYPE: Final = "f16"
+# Tokens of written texts that an engine keeps to draft from. [judgement: 2 MB; days of one user]
+N_REMEMBERED: Final = 2**18
 KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 # The demo.

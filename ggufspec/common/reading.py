@@ -1,4 +1,4 @@
-"""Reads the files that a command is given, with errors that name them."""
+"""Reads the files that a user names, with errors that name them."""
 
 from __future__ import annotations
 

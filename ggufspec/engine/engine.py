@@ -223,7 +223,10 @@ class Engine:
         return tokens
 
     def forget(self) -> None:
-        """Empty the KV caches: the next prompt is processed from its first token."""
+        """Empty the KV caches, and forget the texts that were written.
+
+        The next prompt is processed from its first token. Named texts (draft_texts) stay.
+        """
         self.pair.forget()
 
     @property

@@ -91,6 +91,7 @@ class Generation:
         can_stage = pair.draft is not None and pair.head is None
         self._has_stage = self._has_third_model or (can_stage and drafter_name == "staged")
         self._temperature = options.sampling.effective_temperature
+        self._repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
         self._progress = options.progress if progress is None else progress
         in_blocks = rules.known(options.verify) == "traversal"
         self._policy: LengthPolicy = FixedLength()
@@ -98,13 +99,12 @@ class Generation:
         if options.tree == "on":
             self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
         if options.n_draft == "auto" and drafter_name != "none":
-            repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
-            how = {"repeats": repeats, "in_blocks": in_blocks}
-            if repeats:
+            how = {"repeats": self._repeats, "in_blocks": in_blocks}
+            if self._repeats:
                 calibrate(pair, self._progress)
             self._policy = pair.profile.policy(self._temperature, has_model=self._has_model, **how)
             if self._has_stage:
-                if repeats:
+                if self._repeats:
                     calibrate_draft(pair)
                 self._policy_of_draft = pair.profile_of_draft.policy(
                     self._temperature, has_model=self._has_third_model, **how
@@ -207,6 +207,7 @@ class Generation:
         if self.has_begun:
             self._pieces.close()
         self._loop.close()
+        self._pair.texts.add_written(self._all_tokens, self.n_prompt)
         if not self.is_reading:
             self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
         if isinstance(self._policy, AutoLength):
@@ -269,6 +270,7 @@ class Generation:
             policy=self._policy,
             forced=ForcedText(sampling.constraint),
             prediction=pair.prediction(options),
+            texts=pair.texts.texts(repeats=self._repeats),
         )
         if self._has_stage:
             materials = replace(materials, stage=self._stage(materials, options))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -9,15 +11,18 @@ from functools import partial
 from pathlib import Path
 
 from ggufspec.common import defaults, validate
+from ggufspec.common.prompts import decoded
+from ggufspec.common.reading import read_file
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
+from ggufspec.drafting.text_store import TextStore
 from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.engine.pair import DraftOfDraft, Pair
 from ggufspec.engine.speeds import timed_start
-from ggufspec.errors import OutOfMemoryError
+from ggufspec.errors import OptionError, OutOfMemoryError, PromptError
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_options import ContextOptions
@@ -37,6 +42,7 @@ LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
 # the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
 _TINY_BYTES = 32 * 2**20
+_BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
 
 def load(
@@ -62,6 +68,8 @@ def load(
     mmap: bool = True,
     tuned: bool = True,
     chat_template: str | None = None,
+    draft_texts: Sequence[str | Path] = (),
+    n_remembered: int = defaults.N_REMEMBERED,
     progress: LoadProgress | None = None,
 ) -> Engine:
     """Load a target GGUF model and, if given, a draft for it.
@@ -93,6 +101,10 @@ def load(
     given; without it, measure flash attention on CPUs, once and for about a second. Store this, and
     what passes of the pair cost.
     chat_template: a Jinja template that replaces that of the target's file.
+    draft_texts: files (UTF-8) that texts may repeat, such as the code that is edited; n-grams draft
+    from them. They change no text's distribution.
+    n_remembered: tokens of written texts that n-grams draft from, too, the latest; 0: none. Where
+    several users share an engine, the time of a text can tell what others have written.
 
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
@@ -100,9 +112,12 @@ def load(
     If memory runs out, loading is tried again with smaller values of what was not given. The
     engine's `placement` says what was chosen.
 
-    Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
+    Raises ModelError, VocabError, OptionError, PromptError, OutOfMemoryError, RpcError.
     """
     validate.function("progress", progress)
+    if validate.whole("n_remembered", n_remembered) < 0:
+        raise OptionError(f"n_remembered is {n_remembered}; it must be at least 0")
+    texts = _read_texts(draft_texts)
     n_draft_default = defaults.N_DRAFT_FIXED if exact else defaults.N_DRAFT_MAX
     options = LoadOptions(
         target=validate.path("target", target),
@@ -140,7 +155,8 @@ def load(
         placed = places.first()
         while True:
             try:
-                return _load(placed, servers, places, progress)
+                engine = _load(placed, servers, places, TextStore(n_remembered), progress)
+                break
             except OutOfMemoryError:
                 smaller = places.smaller(placed)
                 if smaller is None:
@@ -149,10 +165,41 @@ def load(
     except BaseException:
         servers.close()
         raise
+    try:
+        _add_texts(engine.pair, texts, progress)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _read_texts(paths: Sequence[str | Path]) -> list[str]:
+    """Raises OptionError, PromptError."""
+    if isinstance(paths, str) or not isinstance(paths, Sequence):
+        raise OptionError(f"draft_texts is {paths!r}; it must be a list of files")
+    files = [validate.path("an entry of draft_texts", path) for path in paths]
+    what = "the draft text"
+    return [decoded(read_file(file, what, PromptError), f"{what} {file}") for file in files]
+
+
+def _add_texts(pair: Pair, texts: Sequence[str], progress: LoadProgress | None) -> None:
+    n_done, n_all = 0, sum(map(len, texts))
+    for text in texts:
+        tokens = array("i")
+        for block in _BLOCK.findall(text):
+            tokens.extend(pair.vocab.tokenize_passage(block))
+            n_done += len(block)
+            if progress is not None:
+                progress("draft texts", n_done / n_all)
+        pair.texts.add_named(tokens)
 
 
 def _load(
-    options: LoadOptions, servers: RpcConnections, places: Fit, progress: LoadProgress | None
+    options: LoadOptions,
+    servers: RpcConnections,
+    places: Fit,
+    texts: TextStore,
+    progress: LoadProgress | None,
 ) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     head = places.head
@@ -187,6 +234,7 @@ def _load(
             draft_of_draft=DraftOfDraft(below, map_below) if below else None,
             stored_profile=_profile(contexts, options.n_slots, options, places, attention),
             stored_profile_of_draft=of_draft,
+            texts=texts,
             resources=resources,
         )
         engine = Engine(

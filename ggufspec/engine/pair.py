@@ -11,6 +11,7 @@ from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.decoding import verify as rules
 from ggufspec.drafting.pair_profile import StoredProfile
+from ggufspec.drafting.text_store import TextStore
 from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.slots import Slots
@@ -44,10 +45,13 @@ class Pair:
         draft_of_draft: DraftOfDraft | None = None,
         stored_profile: StoredProfile | None = None,
         stored_profile_of_draft: StoredProfile | None = None,
+        texts: TextStore | None = None,
         resources: ExitStack,
         lock: EngineLock | None = None,
     ) -> None:
         """`resources` are closed with the pair. `lock`: of a pair with the same contexts.
+
+        `texts`: that n-grams draft from.
 
         `stored_profile_of_draft`: of the draft and its own draft, as a pair.
         """
@@ -68,6 +72,7 @@ class Pair:
         self.n_rows_draft = self.draft.n_rows if self.draft else 1
         self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
         self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
+        self.texts = texts or TextStore()
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
         self._free = finalize(self, _free, self.lock, resources)  # neither refers to the pair
         self._free.atexit = False
@@ -132,9 +137,7 @@ class Pair:
         """The tokens of a text that is predicted; none if none is. Raises OptionError."""
         found = options.prediction or ()
         if isinstance(found, str):
-            text, found = found, self.vocab.tokenize_inside(found)
-            if not found:  # such a tokenizer puts a space before it: the other tokens are right
-                found = self.vocab.tokenize(text, add_special=False, parse_special=False)
+            found = self.vocab.tokenize_passage(found)
         else:
             outside = [token for token in found if not 0 <= token < self.vocab.n_tokens]
             if outside:
@@ -161,9 +164,10 @@ class Pair:
         return sum(context.decode_seconds for context in self.contexts)
 
     def forget(self) -> None:
-        """Empty the KV caches: the next prompt is processed from its first token."""
+        """Empty the KV caches, and forget what was written before."""
         with self.lock.held():
             self.slots.forget()
+            self.texts.forget()
 
     def close(self) -> None:
         """Store what was learned, and free the models. Twice is fine; the caller holds the lock."""

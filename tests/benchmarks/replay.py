@@ -21,12 +21,14 @@ from statistics import geometric_mean, median
 
 import numpy as np
 
+from ggufspec.common.defaults import N_REMEMBERED
 from ggufspec.decoding.types import Round
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import AutoLength
 from ggufspec.drafting.fixed_length import Action
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.drafting.strategies.ngram import NgramIndex
+from ggufspec.drafting.text_store import TextStore
 from tests.benchmarks.record import ACCEPTANCE_STEPS, GAP_STEPS
 
 RECORDED = Path(__file__).parent / "data" / "texts.npz"
@@ -59,6 +61,9 @@ COSTS = {
     "Q4_K_M": Costs(
         {1: 62.7, 2: 97.8, 3: 123, 4: 112, 5: 146, 8: 203, 16: 243, 17: 250}, 36.6, 8.0
     ),
+    # Q4_0 on two cores restricted to AVX2: llama.cpp's kernels, and those of native/matmul.
+    "AVX2 llama.cpp": Costs({1: 28, 2: 53, 3: 79, 4: 93, 8: 166, 16: 332, 17: 350}, 12.3, 3),
+    "AVX2": Costs({1: 27, 2: 29, 3: 32, 4: 40, 8: 77, 16: 150, 17: 160}, 10, 3),
     "GPU": Costs({1: 20, 8: 21, 16: 23, 17: 24}, 4, 0.1),
 }
 
@@ -124,6 +129,7 @@ class Auto:
     def __init__(self, *, has_model: bool = True) -> None:
         self.profile = PairProfile(CostModel(N_MOST + 1))
         self.has_model = has_model
+        self.texts = TextStore(N_REMEMBERED)  # that it has written
         self.rounds: list[tuple[int, int]] = []  # of the last text: position, tokens drafted
 
     def __call__(self, text: Text, costs: Costs, rng: random.Random) -> float:
@@ -131,7 +137,9 @@ class Auto:
             text.temperature, repeats=False, in_blocks=False, has_model=self.has_model
         )
         writing = _Writing(text, costs, rng, policy, self.has_model)
+        writing.ngrams = NgramIndex(others=self.texts.texts(repeats=False))
         seconds = writing.run()
+        self.texts.add_written([*text.prompt, *text.tokens], len(text.prompt))
         self.rounds = writing.rounds
         self.profile.keep(policy, text.temperature)
         return seconds

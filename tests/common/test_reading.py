@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
-from ggufspec.cli import files
-from ggufspec.cli.files import read_file
+from ggufspec.common import reading
 from ggufspec.common.files import check_writable, write_file
+from ggufspec.common.reading import read_file
 from ggufspec.errors import CacheError, OptionError, PromptError
 
 with_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
@@ -32,7 +32,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
 def test_a_pipe_that_nothing_is_written_to_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(reading, "PIPE_SECONDS", 0.1, raising=False)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     # So that a read that waits for ever ends after all.
@@ -49,12 +49,12 @@ def test_a_pipe_with_a_slow_writer_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is for a program that opens the pipe, not for its first byte."""
-    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1, raising=False)
-    reading, writing = os.pipe()
+    monkeypatch.setattr(reading, "PIPE_SECONDS", 0.1, raising=False)
+    read_end, writing = os.pipe()
     writer = threading.Timer(0.5, lambda: (os.write(writing, b"hello"), os.close(writing)))
     writer.start()
-    assert read_file(Path(f"/dev/fd/{reading}"), "the prompt file", PromptError) == b"hello"
-    os.close(reading)
+    assert read_file(Path(f"/dev/fd/{read_end}"), "the prompt file", PromptError) == b"hello"
+    os.close(read_end)
 
 
 def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         read_file(tmp_path, "the grammar file", OptionError)
     with pytest.raises(PromptError, match="cannot be read: No such file"):
         read_file(tmp_path / "none", "the prompt file", PromptError)
-    monkeypatch.setattr(files, "MOST_BYTES", 3)
+    monkeypatch.setattr(reading, "MOST_BYTES", 3)
     (tmp_path / "long").write_bytes(b"four")
     with pytest.raises(PromptError, match="is longer than 3 bytes"):
         read_file(tmp_path / "long", "the prompt file", PromptError)
@@ -70,7 +70,7 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
 def test_a_file_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_BYTES", 2**22)
+    monkeypatch.setattr(reading, "MOST_BYTES", 2**22)
     with pytest.raises(PromptError, match="is longer than"):
         read_file(Path("/dev/zero"), "the prompt file", PromptError)
 

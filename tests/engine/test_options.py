@@ -110,8 +110,10 @@ def test_a_prediction_is_drafted_and_does_not_change_the_text(
     engine: Engine, predicted: str
 ) -> None:
     options: dict[str, Any] = {"max_tokens": 20, "temperature": 0}
+    engine.forget()
     plain = engine.generate("hi", **options)
     prediction = tiny.SPM.spell(predicted)
+    engine.forget()
     found = engine.generate("hi", prediction=prediction, **options)
     assert found.text == plain.text == LETTERS[:20]
     assert plain.stats.n_accepted == 0, "nothing repeats itself"

@@ -30,7 +30,7 @@ def chat_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="package")
 def chat_pair(chat_files: tuple[Path, Path]) -> Iterator[Engine]:
-    with ggufspec.load(*chat_files, n_threads=1, tuned=False) as engine:
+    with ggufspec.load(*chat_files, n_threads=1, tuned=False, n_remembered=0) as engine:
         yield engine
 
 

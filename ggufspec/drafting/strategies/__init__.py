@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
+from ggufspec import _native
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Drafter, Session, Uniforms, Verify
@@ -33,6 +34,7 @@ class Materials:
     policy: LengthPolicy = field(default_factory=FixedLength)  # decides how far to draft
     forced: ForcedText = field(default_factory=ForcedText)  # by the sampling's constraint
     prediction: Sequence[int] = ()  # what the text may be
+    texts: Sequence[_native.SortedTexts] = ()  # others, that it may repeat
     stage: Stage | None = None  # how the draft model's own tokens are drafted; None: they are not
 
 

@@ -1,4 +1,4 @@
-"""Drafts what followed the same tokens earlier in the text, or in a prediction of it.
+"""Drafts what followed the same tokens earlier in the text, in a prediction of it, or in others.
 
 It needs no draft model.
 """
@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from ggufspec import _native
 from ggufspec.decoding.tree import n_equal
 from ggufspec.decoding.types import Draft, Probs, Verdict, token_array
@@ -17,7 +19,7 @@ from ggufspec.drafting.fixed_length import PrefixLength
 from ggufspec.drafting.forced_text import CHOICE_FOLLOWS
 from ggufspec.drafting.strategies import Materials
 
-_END = -1  # no token
+_END = int(np.iinfo(np.int32).min)  # kEnd of native/sorted_texts.h: before each text
 
 
 class Prediction(NamedTuple):
@@ -33,9 +35,13 @@ class NgramIndex:
 
     A prediction of the text stands before it, behind a copy of the prompt's end: so it is found as
     anything that came before, and again where the text has departed from it.
+
+    `others`: texts to predict from besides.
     """
 
-    def __init__(self, prediction: Sequence[int] = ()) -> None:
+    def __init__(
+        self, prediction: Sequence[int] = (), others: Sequence[_native.SortedTexts] = ()
+    ) -> None:
         self._prediction = prediction
         self._before = array("i")
         self._ngrams = _native.Ngrams(
@@ -43,6 +49,7 @@ class NgramIndex:
             constants.NGRAM_PRIOR_WEIGHT,
             constants.NGRAM_KEEP,
             constants.NGRAM_LEARNING_RATE,
+            others,
         )
 
     def predict(self, tokens: Sequence[int], n_max: int) -> Prediction:
@@ -58,9 +65,7 @@ class NgramIndex:
                 )
             tokens = self._before + tokens
         self._ngrams.update(tokens)  # type: ignore[arg-type]
-        found, probs = self._ngrams.predict(n_max)[:2]
-        n = found.index(_END) if self._prediction and _END in found else len(found)
-        return Prediction(found[:n], probs[:n])
+        return Prediction(*self._ngrams.predict(n_max)[:2])
 
     def observe(self, n_accepted: int, n_tried: int) -> None:
         """The first `n_tried` tokens of the last prediction were verified, `n_accepted` accepted.
@@ -80,7 +85,7 @@ class NgramDrafter:
         self._policy = materials.policy
         self._stop_tokens = materials.stop_tokens
         self._forced_text = materials.forced
-        self._index = NgramIndex(materials.prediction)
+        self._index = NgramIndex(materials.prediction, materials.texts)
         self._forced: Sequence[int] = ()
         self.prediction = Prediction()  # of what follows the forced tokens
 
