@@ -42,15 +42,17 @@ class Account:
         fixed: float = 0.0,
         step: float = 0.0,
         is_free: bool,
+        is_own: bool = True,
     ) -> int:
         """How many tokens of these acceptance probabilities may be drafted.
 
-        All while the balance is positive, or as many as risk little beside what they promise.
+        All while the balance is positive, or as many as risk little beside what they promise; that
+        is asked of drafts from other texts (not `is_own`) in any case.
         `curve`: seconds of target passes over 1, 2 ... tokens; `plain`: of a token without drafts;
         `fixed`, `step`: of the draft model, once and for each token.
         """
         n_most = min(len(probs), len(curve) - 1)
-        if self.balances[0 if is_free else 1] > 0:
+        if is_own and self.balances[0 if is_free else 1] > 0:
             return n_most
         for n in range(n_most, 0, -1):
             paid = curve[n] - curve[0] + fixed + n * step

@@ -146,11 +146,13 @@ class AutoLength:
         is_due = self._n_since_plain >= constants.PLAIN_EVERY
         return is_due and self.rule.rate * costs.plain < constants.SMALL_SPEED_UP
 
-    def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
+    def prefix_length(
+        self, probs: Sequence[float], forced: Sequence[float] = (), *, is_own: bool = True
+    ) -> PrefixLength:
         """How much to use of a draft that already exists, such as an n-gram match.
 
         `probs`: for each token, its acceptance probability if those before it are accepted;
-        `forced`: the same of the forced tokens before them.
+        `forced`: the same of the forced tokens before them. `is_own`: not from other texts.
         """
         self.rule.start(0)
         self._grown = (0.0, 0, 0)
@@ -159,7 +161,7 @@ class AutoLength:
         if not (probs or forced) or (not forced and self._should_measure_plain()):
             return PrefixLength(0, 0.0, beats_model=False)
         n_affordable = self.account.n_affordable(
-            [*forced, *probs], self._curve, self._plain, is_free=True
+            [*forced, *probs], self._curve, self._plain, is_free=True, is_own=is_own
         )
         probs = probs[: max(n_affordable - len(forced), 0)]
         model_gain = self.rule.gain - self.rule.prefix_length([])[1] if self.has_model else 0.0

@@ -62,7 +62,9 @@ class FixedLength:
         self.rule.start(n_max)
         return Action.DRAFT if n_max > 0 else Action.SKIP
 
-    def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
+    def prefix_length(
+        self, probs: Sequence[float], forced: Sequence[float] = (), *, is_own: bool = True
+    ) -> PrefixLength:
         return prefix_length(self.rule, probs, forced, self._n_accepted / self._n_rounds)
 
     def observe_gaps(self, gaps: Iterable[float]) -> None: ...

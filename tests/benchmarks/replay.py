@@ -168,7 +168,7 @@ class _Writing:
         text, policy, i = self.text, self.policy, self.n_written
         n_max = min(N_MOST, len(text) - i - 1)
         predicted = self.ngrams.predict(array("i", [*text.prompt, *text.tokens[:i]]), n_max)
-        prefix = policy.prefix_length(predicted.probs)
+        prefix = policy.prefix_length(predicted.probs, is_own=predicted.is_own)
         draft_seconds, n_drafted, expected = 0.0, 0, 0.0
         n_read = 0
         if prefix.beats_model or not self.has_model:

@@ -14,6 +14,8 @@ TEXTS = replay.load()
 GREEDY = [text for text in TEXTS if text.temperature == 0]
 LONG = 64  # tokens, from which hardly a text may take more than 3 % longer than plain decoding
 HARDLY_PAYS = "AVX2 llama.cpp"  # four tokens cost 3.3 passes of one there
+# Where drafts are dear: the share of texts that may take longer than that, and the worst speed-up.
+DEAR = {"Q4_K_M": (0.04, 0.89), HARDLY_PAYS: (0.1, 0.9)}
 
 
 @pytest.fixture(scope="module", params=replay.COSTS)
@@ -41,7 +43,7 @@ def test_no_kind_of_text_gets_slower(found: tuple[str, dict[str, list[float]]], 
 
 def test_hardly_a_long_text_gets_slower(found: tuple[str, dict[str, list[float]]]) -> None:
     long = [s for s, text in zip(found[1]["auto"], GREEDY, strict=True) if len(text) >= LONG]
-    most, least = (0.1, 0.9) if found[0] == HARDLY_PAYS else (0.03, 0.94)
+    most, least = DEAR.get(found[0], (0.03, 0.94))
     assert sum(speedup < 0.97 for speedup in long) <= most * len(long)
     assert min(long) > least
 

@@ -154,7 +154,7 @@ def test_a_loop_goes_on_for_ever(loop: list[int]) -> None:
 @pytest.mark.parametrize("text", [[], [1], [1, 2], [1, 2, 3, 4]])
 def test_nothing_is_predicted_if_the_last_token_is_new(text: list[int]) -> None:
     assert after(text, 5) == []
-    assert NgramIndex().predict(text, 5) == ([], [])
+    assert NgramIndex().predict(text, 5)[:2] == ([], [])
 
 
 def test_no_more_is_predicted_than_was_asked_for() -> None:

@@ -24,10 +24,11 @@ _END = int(np.iinfo(np.int32).min)  # kEnd of native/sorted_texts.h: before each
 
 class Prediction(NamedTuple):
     """Tokens that may follow a text; for each, its acceptance probability if those before it are
-    accepted."""
+    accepted. `is_own`: from the text itself, not from others."""
 
     tokens: Sequence[int] = ()
     probs: Sequence[float] = ()
+    is_own: bool = True
 
 
 class NgramIndex:
@@ -65,7 +66,8 @@ class NgramIndex:
                 )
             tokens = self._before + tokens
         self._ngrams.update(tokens)  # type: ignore[arg-type]
-        return Prediction(*self._ngrams.predict(n_max)[:2])
+        tokens, probs, _, _, is_own = self._ngrams.predict(n_max)
+        return Prediction(tokens, probs, is_own)
 
     def observe(self, n_accepted: int, n_tried: int) -> None:
         """The first `n_tried` tokens of the last prediction were verified, `n_accepted` accepted.
@@ -100,9 +102,11 @@ class NgramDrafter:
             tokens = [*tokens, *self._forced]
         found = self._index.predict(tokens, n_max - len(self._forced))
         n = self._forced_text.n_allowed(tokens, found.tokens)
-        self.prediction = Prediction(found.tokens[:n], found.probs[:n])
+        self.prediction = Prediction(found.tokens[:n], found.probs[:n], found.is_own)
         forced_probs = self._forced_text.probabilities(self._forced)
-        return self._policy.prefix_length(self.prediction.probs, forced_probs)
+        return self._policy.prefix_length(
+            self.prediction.probs, forced_probs, is_own=self.prediction.is_own
+        )
 
     def draft_prefix(self, prefix: PrefixLength) -> Draft:
         """That much of the prediction."""
