@@ -412,7 +412,8 @@ void add_text(ggufspec::SortedTexts & self, TokenRow tokens) {
 }
 
 void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, double, double, double, double>> & priors, double prior_weight,
-                 double keep, double rate, const std::vector<std::shared_ptr<ggufspec::SortedTexts>> & others) {
+                 double keep, double rate, const std::shared_ptr<ggufspec::SortedTexts> & prediction,
+                 const std::vector<std::shared_ptr<ggufspec::SortedTexts>> & others) {
     std::vector<ggufspec::NgramAcceptance::Prior> made;
     for (const auto & [min_length, own, own_contested, other, other_contested] : priors) {
         const bool rises = made.empty() ? min_length == 1 : min_length > made.back().min_length;
@@ -421,13 +422,14 @@ void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, d
         made.push_back({min_length, {own, own_contested, other, other_contested}});
     }
     require(!made.empty() && prior_weight > 0, "Ngrams: needs priors with a weight above 0");
-    new (self) ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate), {others.begin(), others.end()});
+    new (self) ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate), prediction,
+                                {others.begin(), others.end()});
 }
 
-std::tuple<Tokens, std::vector<double>, Tokens, std::vector<double>, bool> predict(ggufspec::Ngrams & self, size_t n_most) {
+std::tuple<Tokens, std::vector<double>, Tokens, std::vector<double>, int> predict(ggufspec::Ngrams & self, size_t n_most) {
     auto found = self.predict(n_most);
     auto probabilities = self.probabilities(found);
-    return {std::move(found.tokens), std::move(probabilities), std::move(found.lengths), std::move(found.shares), found.is_own};
+    return {std::move(found.tokens), std::move(probabilities), std::move(found.lengths), std::move(found.shares), int(found.origin)};
 }
 
 void observe(ggufspec::Ngrams & self, size_t n_accepted, size_t n_tried) {
@@ -692,16 +694,17 @@ NB_MODULE(_native, m) {
                                  "Predicts how a text continues from what followed the same tokens earlier in it, or in others.\n\n"
                                  "Not for two threads at once.")
         .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a,
-             "others"_a = std::vector<std::shared_ptr<ggufspec::SortedTexts>>(),
-             "priors: (min_length, *probabilities) by match length; see NgramAcceptance in native/ngrams.h. others: texts\n"
-             "to predict from besides, where their matches are much longer than the text's own.")
+             "prediction"_a = nb::none(), "others"_a = std::vector<std::shared_ptr<ggufspec::SortedTexts>>(),
+             "priors: (min_length, *probabilities) by match length; see NgramAcceptance in native/ngrams.h. prediction: what\n"
+             "the text may be, which counts as the text itself does. others: texts to predict from besides, where their matches\n"
+             "are much longer.")
         .def("update", &update, "tokens"_a.noconvert(),
              "Make tokens (n,) the text: usually the previous one and a few more. Returns the length of the common prefix.")
         .def("predict", &predict, "n_most"_a,
              "Up to n_most tokens that may follow, by the longest matches of the text's end: (tokens, probabilities, lengths,\n"
-             "shares, is_own).\n\n"
+             "shares, origin).\n\n"
              "For each token, if those before it are accepted: the probability that it is, too; how many tokens before it agree\n"
-             "with its sources (32 at most); its share of the votes. is_own: whether the text itself goes on so, not others.\n"
+             "with its sources (32 at most); its share of the votes. origin: 0: the text itself, 1: its prediction, 2: others.\n"
              "Empty if the last token is new, 1024 tokens at most.")
         .def("observe", &observe, "n_accepted"_a, "n_tried"_a,
              "The first n_tried tokens of the last prediction were verified: n_accepted were right, the next was wrong.\n\n"

@@ -35,7 +35,7 @@ std::vector<double> NgramAcceptance::probabilities(const Prediction & prediction
     for (size_t i = 0; i < prediction.tokens.size(); i++) {
         const size_t length = size_t(std::max(prediction.lengths[i], 1));
         const size_t above = std::upper_bound(min_lengths_.begin(), min_lengths_.end(), length) - min_lengths_.begin();
-        const size_t of_length = 2 * !prediction.is_own + (prediction.shares[i] < 1);
+        const size_t of_length = 2 * (prediction.origin == Origin::others) + (prediction.shares[i] < 1);
         const size_t kind = 4 * (above - 1) + of_length;
         found.push_back(!kinds_.empty() && kinds_.back() == kind ? found.back() : probability(kind));
         kinds_.push_back(kind);
@@ -61,8 +61,12 @@ double NgramAcceptance::probability(size_t kind) const {
     return (prior_weight_ * prior(kind) + n_right_[kind]) / (prior_weight_ + n_seen_[kind]);
 }
 
-Ngrams::Ngrams(NgramAcceptance acceptance, std::vector<std::shared_ptr<const SortedTexts>> others)
-    : acceptance_(std::move(acceptance)), others_(std::move(others)) {}
+Ngrams::Ngrams(NgramAcceptance acceptance, std::shared_ptr<const SortedTexts> prediction,
+               std::vector<std::shared_ptr<const SortedTexts>> others)
+    : acceptance_(std::move(acceptance)), others_(std::move(others)) {
+    if (prediction == nullptr) prediction = std::make_shared<SortedTexts>();
+    others_.insert(others_.begin(), std::move(prediction));
+}
 
 size_t Ngrams::update(const int32_t * tokens, size_t n) {
     const size_t n_before = text_.tokens().size(), n_common = text_.update(tokens, n);
@@ -78,14 +82,13 @@ Prediction Ngrams::predict(size_t n_most) {
     predicted_.clear();
     Prediction prediction;
     size_t length = find_sources();
-    const bool is_own = sources_.empty() || sources_[0].texts == 0;
+    if (!sources_.empty()) prediction.origin = Origin(std::min<size_t>(sources_[0].texts, 2));
     while (!sources_.empty() && predicted_.size() < std::min(n_most, kMostPredicted)) {
         prediction.lengths.push_back(static_cast<int32_t>(length));
         vote(prediction);
         length = std::min(length + 1, SortedTexts::kMostMatch);
     }
     prediction.tokens = predicted_;
-    prediction.is_own = is_own;
     return prediction;
 }
 
@@ -117,24 +120,26 @@ int32_t Ngrams::token(const Source & source) const {
     return source.texts ? SortedTexts::kEnd : predicted_[source.place - tokens.size()];
 }
 
-// The longest matches of the text's end: the text's own, unless there are much longer ones in others. Returns their length.
+// The longest matches of the text's end: its own, unless there are much longer ones in others. Returns their length.
 size_t Ngrams::find_sources() {
     sources_.clear();
     if (text_.tokens().size() < 2) return 0;
-    const int32_t * last = &text_.tokens().back();
-    const SortedTexts::Matches own = text_.find(last);
-    add_sources(0, own);
-    if (kOwnWorth * own.length >= SortedTexts::kMostMatch) return own.length;
+    const size_t own = add_longest(0, 2, 0);
+    return std::max(own, add_longest(2, others_.size() + 1, kOwnWorth * own));
+}
+
+// Takes the longest matches in those texts, instead of what there is, if they are longer than `least`. Returns their length.
+size_t Ngrams::add_longest(size_t first, size_t end, size_t least) {
     std::vector<SortedTexts::Matches> found;
-    size_t longest = kOwnWorth * own.length;
-    for (const auto & other : others_) {
-        found.push_back(other->find(last));
+    size_t longest = least;
+    for (size_t i = first; i < end && least < SortedTexts::kMostMatch; i++) {
+        found.push_back(texts(i).find(&text_.tokens().back()));
         longest = std::max(longest, found.back().length);
     }
-    if (longest == kOwnWorth * own.length) return own.length;
+    if (longest == least) return 0;
     sources_.clear();
-    for (size_t i = 0; i < others_.size(); i++) {
-        if (found[i].length == longest) add_sources(i + 1, found[i]);
+    for (size_t i = 0; i < found.size(); i++) {
+        if (found[i].length == longest) add_sources(first + i, found[i]);
     }
     return longest;
 }

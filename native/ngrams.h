@@ -14,12 +14,15 @@
 
 namespace ggufspec {
 
+// Where a prediction is from: the text itself, a prediction of it, or other texts.
+enum class Origin { text, prediction, others };
+
 // A predicted continuation; `lengths` and `shares` hold for a token if those before it are accepted.
 struct Prediction {
     std::vector<int32_t> tokens;
     std::vector<int32_t> lengths;  // how many tokens before it agree with its sources: kMostMatch at most
     std::vector<double> shares;    // of the votes; 1: all votes are for it
-    bool is_own = true;            // from the text itself, not from others
+    Origin origin = Origin::text;
 };
 
 // The acceptance probability of predicted tokens, by class: match length, whether all votes agree, and whether
@@ -60,8 +63,10 @@ public:
     static constexpr size_t kMostSources = 32;      // earlier occurrences that vote [limit on time]
     static constexpr size_t kMostPredicted = 1024;  // tokens of a prediction [limit]
 
-    // `others`: texts to predict from besides; they may grow.
-    Ngrams(NgramAcceptance acceptance, std::vector<std::shared_ptr<const SortedTexts>> others);
+    // `prediction`: what the text may be, which counts as the text itself does, or null. `others`: texts to predict from
+    // besides; they may grow.
+    Ngrams(NgramAcceptance acceptance, std::shared_ptr<const SortedTexts> prediction,
+           std::vector<std::shared_ptr<const SortedTexts>> others);
 
     // Makes tokens[0:n] the text: removes what differs, appends the rest. Returns the length of the common prefix. At most
     // INT32_MAX - 1 tokens.
@@ -85,7 +90,7 @@ private:
     using Place = std::pair<size_t, uint64_t>;
 
     struct Source {
-        size_t texts;   // 0: the text itself; then the others
+        size_t texts;   // 0: the text itself; 1: its prediction; then the others
         size_t place;   // of the token it votes for
         double weight;  // by recency
     };
@@ -103,6 +108,7 @@ private:
     Place place(const Source & source) const { return {source.texts, texts(source.texts).n_dropped() + source.place}; }
     int32_t token(const Source & source) const;
     size_t find_sources();
+    size_t add_longest(size_t first, size_t end, size_t least);
     void add_sources(size_t which, const SortedTexts::Matches & matches);
     double reliability(const Source & source) const;
     void vote(Prediction & prediction);

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from ggufspec.engine.completion import Chunk
 
 _PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
+_NOTES = {  # of drafters, with what they count
+    "forced": "forced by the constraint",
+    "predicted": "from the prediction",
+    "staged": "drafted for the draft",
+}
 
 
 def wants_color(choice: str, stream: IO[str]) -> bool:
@@ -144,7 +149,7 @@ def details_text(stats: Stats) -> str:
         positions = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
         accepted = " ".join(f"{a / d:.0%}" if d else "-" for a, d in positions)
         lines.append(f"accepted by position: {accepted}")
-    for name, what in (("forced", "forced by the constraint"), ("staged", "drafted for the draft")):
+    for name, what in _NOTES.items():
         if n := int(stats.notes.get(f"n_{name}", 0)):
             share = stats.notes[f"{name}_acceptance"]
             lines.append(f"{what}: {counted(n, 'token')}, {share:.1%} accepted")

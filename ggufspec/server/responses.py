@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Any
 
 from ggufspec import __version__
@@ -148,7 +149,14 @@ class ResponseBuilder:
         firsts = stats[:: self._n]
         n_prompt = sum(each.n_prompt for each in firsts)
         n_generated = sum(each.n_generated for each in stats)
-        n_accepted = sum(each.n_accepted for each in stats)
+        n_drafted, n_accepted = (
+            sum(each.n_drafted for each in stats),
+            sum(each.n_accepted for each in stats),
+        )
+        if all("n_predicted" in each.notes for each in stats):  # the request has a prediction
+            n_each = [each.notes["n_predicted"] for each in stats]
+            shares = [each.notes["predicted_acceptance"] for each in stats]
+            n_drafted, n_accepted = int(sum(n_each)), round(sum(map(mul, n_each, shares)))
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_generated,
@@ -159,7 +167,7 @@ class ResponseBuilder:
             },
             "completion_tokens_details": {
                 "accepted_prediction_tokens": n_accepted,
-                "rejected_prediction_tokens": sum(each.n_drafted for each in stats) - n_accepted,
+                "rejected_prediction_tokens": n_drafted - n_accepted,
                 "reasoning_tokens": sum(each.n_reasoning_tokens for each in self._choices),
                 "audio_tokens": 0,
             },

@@ -27,7 +27,7 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import AutoLength
 from ggufspec.drafting.fixed_length import Action
 from ggufspec.drafting.pair_profile import PairProfile
-from ggufspec.drafting.strategies.ngram import NgramIndex
+from ggufspec.drafting.strategies.ngram import NgramIndex, Origin
 from ggufspec.drafting.text_store import TextStore
 from tests.benchmarks.record import ACCEPTANCE_STEPS, GAP_STEPS
 
@@ -168,7 +168,7 @@ class _Writing:
         text, policy, i = self.text, self.policy, self.n_written
         n_max = min(N_MOST, len(text) - i - 1)
         predicted = self.ngrams.predict(array("i", [*text.prompt, *text.tokens[:i]]), n_max)
-        prefix = policy.prefix_length(predicted.probs, is_own=predicted.is_own)
+        prefix = policy.prefix_length(predicted.probs, is_own=predicted.origin != Origin.OTHERS)
         draft_seconds, n_drafted, expected = 0.0, 0, 0.0
         n_read = 0
         if prefix.beats_model or not self.has_model:

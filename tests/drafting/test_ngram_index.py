@@ -11,7 +11,7 @@ import pytest
 
 from ggufspec._native import Ngrams, SortedTexts
 from ggufspec.drafting import constants
-from ggufspec.drafting.strategies.ngram import NgramIndex, Prediction
+from ggufspec.drafting.strategies.ngram import NgramIndex, Origin, Prediction
 
 LENGTH_MOST = 32
 SOURCES_MOST = 32
@@ -392,10 +392,10 @@ def test_the_longest_match_in_other_texts_is_found(n_kinds: int) -> None:
                 texts.pop(0)
         assert len(other) == sum(len(text) + 1 for text in texts)
         end = [*rng.integers(0, n_kinds, rng.integers(1, 12)).tolist()]
-        ngrams = Ngrams(constants.NGRAM_PRIORS, 6.0, constants.NGRAM_KEEP, 0.1, [other])
+        ngrams = Ngrams(constants.NGRAM_PRIORS, 6.0, constants.NGRAM_KEEP, 0.1, others=[other])
         text = [*range(100, 140), *end]
         ngrams.update(np.array(text, np.int32))
-        tokens, _, lengths, _, is_own = ngrams.predict(1)
+        tokens, _, lengths, _, origin = ngrams.predict(1)
         found = {
             (n, each[place])
             for each in texts
@@ -405,11 +405,11 @@ def test_the_longest_match_in_other_texts_is_found(n_kinds: int) -> None:
         own = max((n_same_before(text, i, text) for i in range(1, len(text))), default=0)
         longest = max((n for n, _ in found), default=0)
         if longest > 3 * own:
-            assert not is_own
+            assert origin == Origin.OTHERS
             assert lengths == [longest]
             assert (longest, tokens[0]) in found
         else:
-            assert is_own
+            assert origin == Origin.TEXT
             assert lengths == ([own] if own else [])
 
 
@@ -433,7 +433,7 @@ def test_a_million_tokens_are_looked_up_by_few_comparisons() -> None:
     many = (rng.zipf(1.3, 1_000_000) % 5000).astype(np.int32)
     other = SortedTexts()
     other.add(many)
-    ngrams = Ngrams(constants.NGRAM_PRIORS, 6.0, constants.NGRAM_KEEP, 0.1, [other])
+    ngrams = Ngrams(constants.NGRAM_PRIORS, 6.0, constants.NGRAM_KEEP, 0.1, others=[other])
     ngrams.update(many[500:540])
     before = ngrams.n_compared
     assert ngrams.predict(8)[0] == many[540:548].tolist()

@@ -235,6 +235,9 @@ def test_a_response_has_timings(live: Live, stream: bool) -> None:
     assert timings["draft_n"] >= timings["draft_n_accepted"] >= 0
 
 
+WHAT = ("accepted", "rejected")
+
+
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_a_predicted_output_is_drafted_and_does_not_change_the_answer(
     live: Live, in_parts: bool
@@ -255,7 +258,14 @@ def test_a_predicted_output_is_drafted_and_does_not_change_the_answer(
             found = live.ok("/v1/chat/completions", **asked, prediction=given, drafter=drafter)
             assert found["choices"][0]["message"]["content"] == text
             details = found["usage"]["completion_tokens_details"]
-            n_accepted[drafter, given is None] = details["accepted_prediction_tokens"]
+            timings = found["timings"]
+            n_accepted[drafter, given is None] = timings["draft_n_accepted"]
+            n_counted = sum(details[f"{what}_prediction_tokens"] for what in WHAT)
+            if given is None:
+                assert n_counted == timings["draft_n"]
+            else:  # the text repeats itself in places, too
+                assert 0 < n_counted < timings["draft_n"]
+                assert 0 < details["accepted_prediction_tokens"] < timings["draft_n_accepted"]
     assert n_accepted["ngram", False] > n_accepted["ngram", True], "the text hardly repeats itself"
 
 

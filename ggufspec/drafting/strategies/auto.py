@@ -31,7 +31,7 @@ class AutoDrafter:
         self._model.observe(draft, target_probs, verdict)
 
     def notes(self) -> dict[str, float]:
-        return self._model.notes()
+        return {**self._ngrams.notes(), **self._model.notes()}
 
 
 def make(materials: Materials) -> Drafter:

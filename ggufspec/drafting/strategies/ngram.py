@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
-
-import numpy as np
 
 from ggufspec import _native
 from ggufspec.decoding.tree import n_equal
@@ -19,37 +18,42 @@ from ggufspec.drafting.fixed_length import PrefixLength
 from ggufspec.drafting.forced_text import CHOICE_FOLLOWS
 from ggufspec.drafting.strategies import Materials
 
-_END = int(np.iinfo(np.int32).min)  # kEnd of native/sorted_texts.h: before each text
+
+class Origin(IntEnum):
+    """Where a prediction is from: the text itself, a prediction of it, or other texts."""
+
+    TEXT = 0
+    PREDICTION = 1
+    OTHERS = 2
 
 
 class Prediction(NamedTuple):
     """Tokens that may follow a text; for each, its acceptance probability if those before it are
-    accepted. `is_own`: from the text itself, not from others."""
+    accepted."""
 
     tokens: Sequence[int] = ()
     probs: Sequence[float] = ()
-    is_own: bool = True
+    origin: Origin = Origin.TEXT
 
 
 class NgramIndex:
     """Predicts what follows a text, and learns how often its predictions are accepted.
 
-    A prediction of the text stands before it, behind a copy of the prompt's end: so it is found as
-    anything that came before, and again where the text has departed from it.
-
-    `others`: texts to predict from besides.
+    A prediction of the text is looked up behind a copy of the prompt's end: so it is found from its
+    start, and again where the text has departed from it. `others`: texts to predict from besides.
     """
 
     def __init__(
         self, prediction: Sequence[int] = (), others: Sequence[_native.SortedTexts] = ()
     ) -> None:
         self._prediction = prediction
-        self._before = array("i")
+        self._predicted = _native.SortedTexts()
         self._ngrams = _native.Ngrams(
             constants.NGRAM_PRIORS,
             constants.NGRAM_PRIOR_WEIGHT,
             constants.NGRAM_KEEP,
             constants.NGRAM_LEARNING_RATE,
+            self._predicted,
             others,
         )
 
@@ -60,14 +64,12 @@ class NgramIndex:
         """
         tokens = token_array(tokens)
         if self._prediction:
-            if not self._before:
-                self._before = array(
-                    "i", [*tokens[-constants.NGRAM_MATCHED :], *self._prediction, _END]
-                )
-            tokens = self._before + tokens
+            before = tokens[-constants.NGRAM_MATCHED :]
+            self._predicted.add(array("i", [*before, *self._prediction]))  # type: ignore[arg-type]
+            self._prediction = ()
         self._ngrams.update(tokens)  # type: ignore[arg-type]
-        tokens, probs, _, _, is_own = self._ngrams.predict(n_max)
-        return Prediction(tokens, probs, is_own)
+        found, probs, _, _, origin = self._ngrams.predict(n_max)
+        return Prediction(found, probs, Origin(origin))
 
     def observe(self, n_accepted: int, n_tried: int) -> None:
         """The first `n_tried` tokens of the last prediction were verified, `n_accepted` accepted.
@@ -90,6 +92,9 @@ class NgramDrafter:
         self._index = NgramIndex(materials.prediction, materials.texts)
         self._forced: Sequence[int] = ()
         self.prediction = Prediction()  # of what follows the forced tokens
+        self._drafted: Draft | None = None  # in the last round
+        self._has_prediction = bool(materials.prediction)
+        self._n_drafted = self._n_accepted = 0  # of its tokens
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         return self.draft_prefix(self.predict(tokens, n_max))
@@ -102,10 +107,10 @@ class NgramDrafter:
             tokens = [*tokens, *self._forced]
         found = self._index.predict(tokens, n_max - len(self._forced))
         n = self._forced_text.n_allowed(tokens, found.tokens)
-        self.prediction = Prediction(found.tokens[:n], found.probs[:n], found.is_own)
+        self.prediction = Prediction(found.tokens[:n], found.probs[:n], found.origin)
         forced_probs = self._forced_text.probabilities(self._forced)
         return self._policy.prefix_length(
-            self.prediction.probs, forced_probs, is_own=self.prediction.is_own
+            self.prediction.probs, forced_probs, is_own=self.prediction.origin != Origin.OTHERS
         )
 
     def draft_prefix(self, prefix: PrefixLength) -> Draft:
@@ -120,12 +125,16 @@ class NgramDrafter:
         self._forced_text.drafted(0, min(len(drafted), len(self._forced)))
         is_forced = len(drafted) <= len(self._forced)
         why = CHOICE_FOLLOWS if is_forced else "n-gram: further tokens are not likely enough"
-        return Draft(drafted, None, prefix.expected, why)
+        self._drafted = Draft(drafted, None, prefix.expected, why)
+        return self._drafted
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Compare the prediction with what was written, no matter what was drafted."""
         self._forced_text.observe(draft, target_probs, verdict)
         predicted, n_forced = self.prediction.tokens, len(self._forced)
+        if draft is self._drafted and self.prediction.origin == Origin.PREDICTION:
+            self._n_drafted += max(len(draft.tokens) - n_forced, 0)
+            self._n_accepted += max(verdict.n_accepted - n_forced, 0)
         written = [*draft.accepted(verdict), verdict.next_token]
         if not predicted or written[:n_forced] != list(self._forced):
             return
@@ -135,7 +144,12 @@ class NgramDrafter:
         self.prediction = Prediction()
 
     def notes(self) -> dict[str, float]:
-        return self._forced_text.notes()
+        """What became of forced tokens, and of those of a prediction of the text."""
+        notes = self._forced_text.notes()
+        if self._has_prediction:
+            share = self._n_accepted / max(self._n_drafted, 1)
+            notes |= {"n_predicted": self._n_drafted, "predicted_acceptance": share}
+        return notes
 
 
 def make(materials: Materials) -> NgramDrafter:
