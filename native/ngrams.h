@@ -25,8 +25,9 @@ struct Prediction {
     Origin origin = Origin::text;
 };
 
-// The acceptance probability of predicted tokens, by class: match length, whether all votes agree, and whether
-// they are from the text itself. Each starts at a prior that is shifted for the text as a whole, and is replaced by the observed frequency as observations come in.
+// The acceptance probability of predicted tokens, by class: match length, whether all votes agree, and whether they are from
+// the text itself. Each starts at a prior that is shifted for the text as a whole, and is replaced by the observed frequency
+// as observations come in.
 class NgramAcceptance {
 public:
     struct Prior {
