@@ -96,7 +96,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 @option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
 @option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
 @text_settings.text_options(shared.max_tokens_option)
-@shared.writing_load_options
+@text_settings.load_options
 @option(
     "-v --verbose",
     "Show on stderr which process runs which prompt, and llama.cpp's log.",

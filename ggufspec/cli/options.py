@@ -90,7 +90,7 @@ class OrAuto(click.ParamType[Any]):
             raise
 
 
-def _context_option(default: str) -> Option:
+def context_option_of(default: str) -> Option:
     return option(
         "-c --ctx-size n_ctx",
         "Context size: tokens of prompt and text together; 0: what the target was trained for.  "
@@ -99,7 +99,7 @@ def _context_option(default: str) -> Option:
     )
 
 
-context_option = _context_option(f"at most {defaults.N_CTX}")
+context_option = context_option_of(f"at most {defaults.N_CTX}")
 
 
 type_k_option, type_v_option = (
@@ -148,7 +148,7 @@ n_gpu_layers_draft_option = option(
     default=defaults.N_GPU_LAYERS,
 )
 
-_LOAD = (
+LOAD = (
     option(
         "-b --batch-size n_batch",
         "Prompt tokens per batch, for target and draft.  [default: from tune, or "
@@ -189,30 +189,7 @@ _LOAD = (
     ),
     option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
 )
-draft_text_option = option(
-    "--draft-text draft_texts",
-    "A text that answers may repeat, such as a file of the code that is edited; may be given "
-    "several times. Tokens are drafted from it where it goes on like an answer; it changes none.",
-    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
-    multiple=True,
-    metavar="FILE",
-)
-load_options = gathered("load_settings", context_option, *_LOAD)
-writing_load_options = gathered("load_settings", context_option, *_LOAD, draft_text_option)
-server_load_options = gathered(
-    "load_settings",
-    _context_option("or less where memory is short"),
-    *_LOAD,
-    draft_text_option,
-    option(
-        "--remember n_remembered",
-        "Tokens of written texts that are kept, the latest, and drafted from where a new text goes "
-        "on like them. How fast a text comes can then tell a client what others have written.",
-        type=COUNT,
-        default=0,
-        metavar="TOKENS",
-    ),
-)
+load_options = gathered("load_settings", context_option, *LOAD)
 
 
 def _limit(context: click.Context, option: click.Parameter, value: int) -> int | None:

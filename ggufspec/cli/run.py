@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @shared.prompt_options
 @text_settings.chat_template_option
 @text_settings.text_options(shared.max_tokens_option, shared.seed_option)
-@shared.writing_load_options
+@text_settings.load_options
 @option(
     "--prediction",
     "A text that the answer may repeat, such as a file before an edit. Tokens are drafted from it; "

@@ -14,7 +14,7 @@ from ggufspec.cli import options as shared
 from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, gathered, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
@@ -33,7 +33,20 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @click.command(name="serve", cls=SectionedCommand)
 @shared.pair_or_embedded_options()
 @text_settings.default_options
-@shared.server_load_options
+@gathered(
+    "load_settings",
+    shared.context_option_of("or less where memory is short"),
+    *shared.LOAD,
+    text_settings.draft_text_option,
+    option(
+        "--remember n_remembered",
+        "Tokens of earlier texts that are kept, the latest, and drafted from; 0: none. The speed "
+        "of a text can then tell a client what others have written.",
+        type=COUNT,
+        default=0,
+        metavar="TOKENS",
+    ),
+)
 @text_settings.chat_template_option
 @option(
     "--host",

@@ -67,6 +67,16 @@ def _from_file(names: str, help_text: str, end: str = "") -> Option:
     return option(names, help_text, type=shared.PATH, callback=read)
 
 
+draft_text_option = option(
+    "--draft-text draft_texts",
+    "A text that answers may repeat, such as a file of the code that is edited; may be given "
+    "several times. Tokens are drafted from it; it does not change the answers.",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    multiple=True,
+    metavar="FILE",
+)
+load_options = gathered("load_settings", shared.context_option, *shared.LOAD, draft_text_option)
+
 chat_template_option = _from_file(
     "--chat-template-file chat_template",
     "Chat template (Jinja) to use instead of the target's own; in run, implies --chat.",

@@ -115,8 +115,8 @@ MAX_STORED_SIZE: Final = 10**5  # tokens; larger than any stored size [derived]
 N_PASSES_TO_REMEMBER: Final = 8  # after which costs are stored for the next process [judgement]
 
 # n-grams (native/ngrams.h): shortest match; acceptance if all votes agree, and if not; the same of
-# matches in other texts [measured: about what was accepted of drafts in the recorded texts, and in
-# other texts a fifth less: with more, more texts of mixed kinds get slower].
+# matches in other texts [measured: about what was accepted of drafts in the recorded texts; less in
+# other texts: with as much, more texts of mixed kinds get slower].
 NGRAM_PRIORS: Final = (
     (1, 0.35, 0.15, 0.02, 0.02),
     (2, 0.50, 0.15, 0.10, 0.05),

@@ -187,7 +187,7 @@ def _add_texts(pair: Pair, texts: Sequence[str], progress: LoadProgress | None) 
     for text in texts:
         tokens = array("i")
         for block in _BLOCK.findall(text):
-            tokens.extend(pair.vocab.tokenize_passage(block))
+            tokens.extend(pair.tokens_inside(block))
             n_done += len(block)
             if progress is not None:
                 progress("draft texts", n_done / n_all)

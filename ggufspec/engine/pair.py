@@ -133,11 +133,18 @@ class Pair:
             )
         return options.n_draft
 
+    def tokens_inside(self, text: str) -> list[int]:
+        """The token ids of a text as a part of another one, if the tokenizer can give them."""
+        # One that cannot puts a space before it: the other tokens are right.
+        return self.vocab.tokenize_inside(text) or self.vocab.tokenize(
+            text, add_special=False, parse_special=False
+        )
+
     def prediction(self, options: CheckedOptions) -> Sequence[int]:
         """The tokens of a text that is predicted; none if none is. Raises OptionError."""
         found = options.prediction or ()
         if isinstance(found, str):
-            found = self.vocab.tokenize_passage(found)
+            found = self.tokens_inside(found)
         else:
             outside = [token for token in found if not 0 <= token < self.vocab.n_tokens]
             if outside:

@@ -277,13 +277,6 @@ class Vocab:
             return []
         return tokens[len(mark) :] if tokens[: len(mark)] == mark else []
 
-    def tokenize_passage(self, text: str) -> list[int]:
-        """As tokenize_inside; for tokenizers that cannot do that, the ids of the text alone."""
-        # Such a tokenizer puts a space before it: the other tokens are right.
-        return self.tokenize_inside(text) or self.tokenize(
-            text, add_special=False, parse_special=False
-        )
-
     @cached_property
     def byte_tokens(self) -> dict[int, int]:
         """The token of each single byte that has one."""

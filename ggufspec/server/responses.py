@@ -149,10 +149,8 @@ class ResponseBuilder:
         firsts = stats[:: self._n]
         n_prompt = sum(each.n_prompt for each in firsts)
         n_generated = sum(each.n_generated for each in stats)
-        n_drafted, n_accepted = (
-            sum(each.n_drafted for each in stats),
-            sum(each.n_accepted for each in stats),
-        )
+        n_drafted = sum(each.n_drafted for each in stats)
+        n_accepted = sum(each.n_accepted for each in stats)
         if all("n_predicted" in each.notes for each in stats):  # the request has a prediction
             n_each = [each.notes["n_predicted"] for each in stats]
             shares = [each.notes["predicted_acceptance"] for each in stats]

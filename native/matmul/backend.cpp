@@ -229,7 +229,7 @@ void set_tensor(ggml::Buffer *, ggml::Tensor * tensor, const void * data, size_t
     for (std::thread & each : others) each.join();
 }
 
-// Huge pages where the system gives them on request: each pass reads all weights once, and finds its pages sooner.
+// Each pass reads all weights, and looks up fewer pages so. Some systems give huge pages only on request.
 void ask_for_huge_pages(void * data, size_t size) {
 #ifdef MADV_HUGEPAGE
     const auto begin = reinterpret_cast<uintptr_t>(data), page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
