@@ -24,7 +24,8 @@ from ggufspec.models.heads import MTP, is_head
 from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape, shape_of_name, shapes_of_pair
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
-from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
+from ggufspec.placement.machine import Gpu, Machine
+from ggufspec.placement.plan import OffloadPlan, PlacementOptions, alternatives
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(i?))?(B?)\s*", re.IGNORECASE)
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free

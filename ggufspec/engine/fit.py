@@ -17,15 +17,9 @@ from ggufspec.llama.devices import free_memory, gpus
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
+from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import n_rollback
-from ggufspec.placement.plan import (
-    Gpu,
-    Machine,
-    PlacementOptions,
-    describe,
-    longest_context,
-    plan_offload,
-)
+from ggufspec.placement.plan import PlacementOptions, describe, longest_context, plan_offload
 from ggufspec.placement.speeds import PassTimes
 
 # Shares of the free memory of GPUs that further attempts plan with: a driver may report memory as

@@ -19,7 +19,7 @@ from ggufspec.llama.devices import machine, offload_devices
 from ggufspec.llama.kernel_choice import SIZES
 from ggufspec.llama.model import Model
 from ggufspec.models.shape import ModelShape
-from ggufspec.placement.plan import Gpu, Machine
+from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.speeds import GPU_SLOPE, HOST_BANDWIDTH, HOST_SLOPE, PassTimes, type_note
 
 _FEW = 8  # tokens of a pass that verifies a short draft

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
@@ -20,7 +22,7 @@ from ggufspec.models.pull import locate
 from ggufspec.models.quantization import file_type_of, header_of
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
-from ggufspec.models.tensors import Tensor
+from ggufspec.models.tensors import DENSE, EXPERTS, Tensor
 from ggufspec.models.trim_facts import numbers_of
 
 _N_MOST_LAYERS = 2048
@@ -42,13 +44,17 @@ class Layer:
     n_bytes: size of its weights. n_active_bytes: of those that a token reads (in a mixture of
     experts, the experts that it is routed to). n_kv_values: numbers in the KV cache for a token; a
     sliding window does not reduce them, since rejected tokens must be removable. n_state_bytes:
-    size of a recurrent state, whatever the context.
+    size of a recurrent state, whatever the context. n_ffn_bytes: of n_bytes, those of experts, or
+    of a dense feed-forward network, which can stay on the CPU while the rest is on a GPU.
+    n_expert_bytes: those of experts.
     """
 
     n_bytes: int
     n_active_bytes: int
     n_kv_values: int
     n_state_bytes: int = 0
+    n_ffn_bytes: int = 0
+    n_expert_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class ModelShape:
     n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
     token. can_roll_back: llama.cpp can keep earlier states.
     n_matrix_bytes: the largest matrix of a layer. has_windows: some layers have sliding windows.
+    n_experts, n_experts_used: of a layer, and of those for a token; 0: it is no mixture.
     """
 
     name: str
@@ -90,6 +97,8 @@ class ModelShape:
     can_roll_back: bool = False
     n_matrix_bytes: int = 0
     has_windows: bool = False
+    n_experts: int = 0
+    n_experts_used: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -127,6 +136,7 @@ def shape_of(header: Header) -> ModelShape:
     _check_tokens(header)
     n_heads = max(header.numbers("attention.head_count", 0))
     is_tied = header.is_tied and header.architecture != EAGLE3
+    n_experts, n_used = _experts(header)
     used = header.mtp_layers if is_mtp_alone(header) else range(header.mtp_layers.start)
     n_input = n_output = n_params = n_matrix = 0
     for tensor in header.tensors:
@@ -160,7 +170,20 @@ def shape_of(header: Header) -> ModelShape:
         can_roll_back=header.architecture in _ROLLED_BACK,
         n_matrix_bytes=n_matrix,
         has_windows=header.number("attention.sliding_window", 0) > 0,
+        n_experts=n_experts,
+        n_experts_used=n_used,
     )
+
+
+def with_kept(shape: ModelShape, header: Header, stays: Callable[[str], bool]) -> ModelShape:
+    """The same shape with other `n_ffn_bytes`: those of the tensors for whose names `stays`."""
+    kept = [0] * shape.n_layers
+    for tensor in header.tensors:
+        layer = layer_of(tensor.name)
+        if layer is not None and shape.layers[layer].n_bytes and stays(tensor.name):
+            kept[layer] += tensor.n_bytes
+    layers = (replace(at, n_ffn_bytes=n) for at, n in zip(shape.layers, kept, strict=True))
+    return replace(shape, layers=tuple(layers))
 
 
 def draft_shape(target: Header, draft: DraftFile) -> tuple[ModelShape, HeadFacts | None]:
@@ -249,9 +272,9 @@ def _check_tokens(header: Header) -> None:
 
 def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
     """All layers; those that are not used have no bytes."""
-    n_experts = header.number("expert_count", 0)
-    n_used = header.number("expert_used_count", 0)
-    share = n_used / n_experts if 0 < n_used < n_experts else 1.0
+    n_experts, n_used = _experts(header)
+    share = n_used / n_experts if n_experts else 1.0
+    pattern = re.compile(EXPERTS if n_experts else DENSE)
     n_state = _state_bytes(header, n_embd)
     tensors: list[list[Tensor]] = [[] for _ in range(header.n_layers)]
     for tensor in header.tensors:
@@ -264,13 +287,21 @@ def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
             continue
         n_bytes = sum(tensor.n_bytes for tensor in of)
         n_expert_bytes = sum(tensor.n_bytes for tensor in of if _EXPERTS in tensor.name)
+        n_ffn_bytes = sum(tensor.n_bytes for tensor in of if pattern.search(tensor.name))
         n_lookup = sum(tensor.n_bytes for tensor in of if tensor.name.endswith(_OWN_INPUT))
         n_active = n_bytes - n_lookup - round(n_expert_bytes * (1 - share))
         if i in header.mtp_layers:
             n_active //= len(header.mtp_layers)  # a step computes one of them
         has_state = any(part in tensor.name for tensor in of for part in _RECURRENT)
-        made.append(Layer(n_bytes, n_active, n_kv, n_state if has_state else 0))
+        n_own_state = n_state if has_state else 0
+        made.append(Layer(n_bytes, n_active, n_kv, n_own_state, n_ffn_bytes, n_expert_bytes))
     return tuple(made)
+
+
+def _experts(header: Header) -> tuple[int, int]:
+    """Of a layer of a mixture, and those for a token; 0 and 0 for other models."""
+    n_experts, n_used = (header.number(f"expert_{of}", 0) for of in ("count", "used_count"))
+    return (n_experts, n_used) if 0 < n_used < n_experts else (0, 0)
 
 
 def _kv_values(header: Header, n_embd: int) -> list[int]:
@@ -332,6 +363,8 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
             layer,
             n_bytes=round(layer.n_bytes * scale),
             n_active_bytes=round(layer.n_active_bytes * scale),
+            n_ffn_bytes=round(layer.n_ffn_bytes * scale),
+            n_expert_bytes=round(layer.n_expert_bytes * scale),
         )
         for layer in made.layers
     ]

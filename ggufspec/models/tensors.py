@@ -58,6 +58,9 @@ QUANTIZATIONS = (
     *("IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS"),
     *("IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0"),
 )
+# llama.cpp's patterns (common.h) of the experts of a mixture, and of dense feed-forward networks.
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+DENSE = r"\.ffn_(up|down|gate)\."
 TYPES_BY_NUMBER = {each.number: each for each in _TYPES}
 TYPES = {each.name: each for each in _TYPES}
 

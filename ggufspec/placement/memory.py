@@ -104,18 +104,20 @@ class Buffers(NamedTuple):
 class ModelMemory:
     """The memory of a model for every number of GPU layers, computed once."""
 
-    def __init__(self, shape: ModelShape, caches: CacheParams) -> None:
+    def __init__(self, shape: ModelShape, caches: CacheParams, n_cpu_ffn: int = 0) -> None:
+        """n_cpu_ffn: the first layers whose `n_ffn_bytes` stay on the host."""
         self.shape = shape
         self.n_units = shape.n_layers + 1  # the output is one more
         self.buffers = compute_bytes(shape, caches)
         cached = cache_bytes(shape, caches)
+        kept = [at.n_ffn_bytes if i < n_cpu_ffn else 0 for i, at in enumerate(shape.layers)]
+        self._n_kept = sum(kept)
+        output = shape.n_output_bytes - shape.n_shared_bytes
+        layers = (at.n_bytes - n for at, n in zip(shape.layers[::-1], kept[::-1], strict=True))
+        n_weights = (output, *layers)
         # Bytes of each layer and its cache, the last first, since llama.cpp offloads those first.
-        self.units = (
-            shape.n_output_bytes - shape.n_shared_bytes,
-            *(at.n_bytes + n for at, n in zip(shape.layers[::-1], cached[::-1], strict=True)),
-        )
+        self.units = tuple(n + of for n, of in zip(n_weights, (0, *cached[::-1]), strict=True))
         self._sums = [0, *accumulate(self.units)]
-        n_weights = (self.units[0], *(at.n_bytes for at in reversed(shape.layers)))
         self._weights = [0, *accumulate(n_weights)]
         # Rows of logits, and of hidden states for a head, that are on the host until they are read.
         n_rows = max(caches.n_outputs, _n_sequences(shape, caches))
@@ -130,7 +132,7 @@ class ModelMemory:
 
     def gpu_buffers(self, n_gpu_layers: int, n_gpus: int = 1) -> int:
         """The buffers on each of `n_gpus` GPUs that have a part in passes."""
-        if n_gpu_layers < self.n_units:
+        if n_gpu_layers < self.n_units or self._n_kept:
             return self.buffers.part if n_gpu_layers else self.buffers.none
         return self.buffers.whole + (self.buffers.copies if n_gpus > 1 else 0)
 
@@ -140,9 +142,9 @@ class ModelMemory:
         has_gpu: there is one that computes prompts even if it holds no layers.
         """
         on_gpu = self._sums[n_gpu_layers]
-        n_weights = self._weights[-1] - self._weights[n_gpu_layers]
+        n_weights = self._weights[-1] - self._weights[n_gpu_layers] + self._n_kept
         packed = round(_PACKED.get(self.shape.matrix_type, 0.0) * n_weights)
-        host = self._sums[-1] - on_gpu + packed + self._rows
+        host = self._sums[-1] - on_gpu + self._n_kept + packed + self._rows
         if n_gpu_layers or not self.shape.is_tied:  # else the output on the host is the input too
             host += self.shape.n_input_bytes
         if not n_gpu_layers and not has_gpu:
@@ -161,7 +163,8 @@ class ModelMemory:
         counts = [0] * len(rooms)
         left = n_gpu_layers
         buffers = self.gpu_buffers(n_gpu_layers, len(rooms))
-        if n_gpu_layers < self.n_units and rooms and rooms[0] < buffers:
+        is_part = n_gpu_layers < self.n_units or self._n_kept > 0
+        if is_part and rooms and rooms[0] < buffers:
             return None  # the first GPU computes the prompts for the host
         for i, room in enumerate(rooms):
             room -= buffers

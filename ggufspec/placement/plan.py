@@ -5,26 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from functools import cache, partial
 from typing import Any
 
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.models.shape import ModelShape
+from ggufspec.placement.machine import Machine
 from ggufspec.placement.memory import CacheParams, ModelMemory
-from ggufspec.placement.speeds import (
-    GPU_BANDWIDTH,
-    GPU_EFFICIENCY,
-    GPU_SLOPE,
-    HOST_BANDWIDTH,
-    HOST_SLOPE,
-    LAYER_SECONDS,
-    Bandwidths,
-    PassTimes,
-    known_bandwidth,
-    predict_speed,
-)
+from ggufspec.placement.speeds import PassTimes, predict_speed
 
 _SPARE = 384 * 2**20  # bytes of a GPU left for its driver and for fragmentation
 _LEAST_CTX = 1024
@@ -33,73 +23,8 @@ _CTX_STEP = 4096
 # the host, for the cache of files. llama.cpp writes zeros into all of it before the first token.
 _GPU_SHARE, _HOST_SHARE = 0.9, 0.25
 _SMALLER_KV = "q8_0"
+_DEPTH = 1 / 4  # of the context: what passes read of it, on average; a judgement
 _KV_BLOCK = 32  # numbers of a head that a quantized cache packs together
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A device with its own memory. bandwidth: nominal bytes/s; None: by its name.
-
-    is_remote: it belongs to an RPC server, and takes layers of the target only. is_shared: its
-    memory is that of the machine. slowness: measured seconds over those predicted by the bandwidth,
-    if any were measured; slope: what each further token of a batch adds to a pass.
-    """
-
-    name: str
-    n_free: int
-    bandwidth: float | None = None
-    is_remote: bool = False
-    slowness: float = 1.0
-    slope: float = GPU_SLOPE
-    is_shared: bool = False
-
-    @property
-    def nominal(self) -> float:
-        """Nominal bytes/s; a guess where they are unknown."""
-        return self.bandwidth or known_bandwidth(self.name) or GPU_BANDWIDTH
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether its speed was measured."""
-        return self.slowness != 1
-
-    @property
-    def effective(self) -> float:
-        """Bytes/s of small batches."""
-        return self.nominal * GPU_EFFICIENCY / self.slowness
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The GPUs and the free memory of a machine.
-
-    host_bandwidth: effective bytes/s of times on the CPU, if known; host_slope: what each further
-    token of a batch adds to them.
-    """
-
-    gpus: tuple[Gpu, ...]
-    n_host_free: int | None
-    host_bandwidth: float | None = None
-    host_slope: float = HOST_SLOPE
-
-    @property
-    def n_remote(self) -> int:
-        """How many GPUs belong to RPC servers; they come first."""
-        return sum(gpu.is_remote for gpu in self.gpus)
-
-    @property
-    def bandwidths(self) -> Bandwidths:
-        """The speeds for predictions; several GPUs count as one with their mean speed."""
-        host = self.host_bandwidth or HOST_BANDWIDTH
-        if not self.gpus:
-            return Bandwidths(host=host, host_slope=self.host_slope, transfer=0.0)
-        return Bandwidths(
-            fmean(gpu.effective for gpu in self.gpus),
-            host,
-            fmean(gpu.slope for gpu in self.gpus),
-            self.host_slope,
-            LAYER_SECONDS * fmean(gpu.slowness for gpu in self.gpus),
-        )
 
 
 @dataclass(frozen=True)
@@ -115,6 +40,8 @@ class PlacementOptions(CacheParams):
     n_draft_max: int = defaults.N_DRAFT_MAX
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
+    n_cpu_ffn: int | None = None  # the first layers whose experts, or network, stay on the CPU
+    n_cpu_ffn_draft: int = 0
     n_draft: int | None = None
     acceptance: float = defaults.ACCEPTANCE
     draft_of_draft: ModelShape | None = None  # it is where the draft is
@@ -124,9 +51,11 @@ class PlacementOptions(CacheParams):
 class OffloadPlan:
     """Where everything goes, and the predicted speed.
 
-    Layers are counted as in llama.cpp: the output is one more. split: layers of the target on each
-    GPU; draft_gpu: the GPU of the draft. n_draft: the draft length of the prediction. offloads: a
-    GPU reads prompts with the layers of the host, too, for which it needs buffers.
+    Layers are counted as in llama.cpp: the output is one more. n_cpu_ffn: of how many layers, from
+    the first, experts or dense feed-forward networks stay on the CPU all the same. split: layers of
+    the target on each GPU; draft_gpu: the GPU of the draft. n_draft: the draft length of the
+    prediction. offloads: a GPU reads prompts with the layers of the host, too, for which it needs
+    buffers.
     """
 
     n_gpu_layers: int
@@ -141,6 +70,7 @@ class OffloadPlan:
     plain_tokens_per_second: float
     fits: bool
     offloads: bool = True
+    n_cpu_ffn: int = 0
 
 
 def plan_offload(
@@ -174,8 +104,8 @@ def longest_context(
     def plan(n_ctx: int, machine: Machine) -> OffloadPlan:
         return _best(target, draft, machine, options, replace(options, n_ctx=n_ctx))
 
-    def places(plan: OffloadPlan) -> tuple[int, int, bool]:
-        return plan.n_gpu_layers, plan.n_gpu_layers_draft, plan.offloads
+    def places(plan: OffloadPlan) -> tuple[int, int, int, bool]:
+        return plan.n_gpu_layers, plan.n_cpu_ffn, plan.n_gpu_layers_draft, plan.offloads
 
     usual = plan(sizes[0], machine)
     if not usual.fits:
@@ -221,6 +151,10 @@ def alternatives(
             ("only the draft on GPU", other(n_gpu_layers_draft=whole, n_gpu_layers=0)),
         ]
     if machine.gpus:
+        if chosen.n_gpu_layers <= target.n_layers or chosen.n_cpu_ffn:
+            found.append(("whole layers", other(n_cpu_ffn=0)))
+            name = "experts on CPU" if target.n_experts else "feed-forward on CPU"
+            found.append((name, other(n_cpu_ffn=target.n_layers)))
         found.append(("all on CPU", other(n_gpu_layers=0, n_gpu_layers_draft=0)))
     return found
 
@@ -230,6 +164,8 @@ def describe(
 ) -> str:
     """A plan for a machine with GPUs, in one line."""
     where = f"{plan.n_gpu_layers} of {target.n_layers + 1} layers of the target"
+    if plan.n_cpu_ffn and plan.n_gpu_layers:
+        where += f" without {ffn_name(target)} of the first {plan.n_cpu_ffn}"
     n_here = len(machine.gpus) - machine.n_remote
     if draft and n_here and not draft.is_inside:
         where += f" and {plan.n_gpu_layers_draft} of {draft.n_layers + 1} of the draft"
@@ -251,6 +187,11 @@ def describe(
     if plan.caches.type_k == _SMALLER_KV:
         parts.append(f"KV cache in {_SMALLER_KV}")
     return "; ".join(parts)
+
+
+def ffn_name(shape: ModelShape) -> str:
+    """What `n_cpu_ffn` counts layers of."""
+    return "experts" if shape.n_experts else "feed-forward networks"
 
 
 def _caches(
@@ -298,15 +239,15 @@ def _plans(
     offloads: bool,
 ) -> Iterator[OffloadPlan]:
     """Plans with these caches; those that offload nothing leave all layers on the host."""
-    memory = ModelMemory(target, caches)
+    of_target = _Target(target, machine, caches)
     is_head = draft is not None and draft.n_row_values > 0
     n_rows = 1 if is_head else max(caches.n_draft_max, 2)  # for its own draft
     of_draft = replace(caches, n_draft_max=0, n_rows=n_rows)
-    draft_memory = ModelMemory(draft, of_draft) if draft else None
+    n_kept = options.n_cpu_ffn_draft
+    draft_memory = ModelMemory(draft, of_draft, n_kept) if draft else None
     below = options.draft_of_draft
     memory_below = ModelMemory(below, replace(of_draft, n_rows=1)) if draft and below else None
-    times = PassTimes(target, machine.bandwidths)
-    draft_times = PassTimes(draft, machine.bandwidths) if draft else None
+    draft_times = PassTimes(draft, machine.bandwidths, n_kept) if draft else None
     has_gpu = offloads and len(machine.gpus) > machine.n_remote
     for n_gpu_layers_draft, draft_gpu in _draft_places(draft_memory, machine, options):
         on_gpu, on_host = 0, 0
@@ -320,7 +261,8 @@ def _plans(
             gpu.n_free - _SPARE - (on_gpu if i == prompt_gpu else 0)
             for i, gpu in enumerate(machine.gpus)
         ]
-        for n_gpu_layers in _target_places(memory, rooms, options, machine.n_remote):
+        for n_gpu_layers, n_cpu_ffn in _target_places(of_target, rooms, options):
+            memory, times = of_target.memory(n_cpu_ffn), of_target.times(n_cpu_ffn)
             if draft and draft.is_inside and bool(n_gpu_layers) != bool(n_gpu_layers_draft):
                 continue
             if not offloads and (n_gpu_layers or n_gpu_layers_draft):
@@ -354,6 +296,7 @@ def _plans(
                 plain_tokens_per_second=1 / times.seconds(n_gpu_layers),
                 fits=fits_gpus and fits_host,
                 offloads=offloads,
+                n_cpu_ffn=n_cpu_ffn,
             )
 
 
@@ -375,15 +318,42 @@ def _draft_places(
 
 
 def _target_places(
-    memory: ModelMemory, rooms: Sequence[int], options: PlacementOptions, n_remote: int
-) -> Sequence[int]:
+    of: _Target, rooms: Sequence[int], options: PlacementOptions
+) -> Iterator[tuple[int, int]]:
+    """GPU layers of the target, and of how many layers `n_ffn_bytes` stay on the CPU."""
+    memory, n_remote = of.memory(options.n_cpu_ffn or 0), of.machine.n_remote
+    kept = options.n_cpu_ffn or 0
     if not rooms:
-        return [0]
+        yield 0, kept
+        return
     if counts := memory.counts(options.n_gpu_layers):
-        return counts
+        yield from ((n, kept) for n in counts)
+        return
     n_fitting = memory.n_fitting(rooms, n_remote)
-    # RPC servers were named to be used, and their speed cannot be predicted.
-    return [n_fitting] if n_remote else sorted({0, n_fitting})
+    yield n_fitting, kept
+    if n_remote:
+        return  # RPC servers were named to be used, and their speed cannot be predicted
+    yield 0, kept
+    if options.n_cpu_ffn is None and n_fitting < memory.n_units:
+        n_layers = memory.shape.n_layers
+        most = of.memory(n_layers).n_fitting(rooms)
+        if most < memory.n_units:
+            yield most, n_layers
+            return
+        least = bisect_left(
+            range(n_layers), True, key=lambda n: of.memory(n).n_fitting(rooms) == memory.n_units
+        )
+        yield memory.n_units, least
+
+
+class _Target:
+    """The memory and the times of a target, for any number of layers without their networks."""
+
+    def __init__(self, shape: ModelShape, machine: Machine, caches: CacheParams) -> None:
+        self.machine = machine
+        n_depth = round(caches.n_ctx * _DEPTH)
+        self.memory = cache(partial(ModelMemory, shape, caches))
+        self.times = cache(partial(PassTimes, shape, machine.bandwidths, n_depth=n_depth))
 
 
 def _on_gpus(memory: ModelMemory, split: Sequence[int], n_remote: int, has_gpu: bool) -> list[int]:

@@ -24,6 +24,10 @@ TRANSFER_BANDWIDTH = 12e9  # bytes/s between CPU and GPU: half of PCIe 4.0 x16, 
 # From so many tokens on, llama.cpp copies the weights of layers on the CPU to a GPU and computes
 # there (op_offload, GGML_OP_OFFLOAD_MIN_BATCH).
 _N_COPIED = 32
+_N_ANEW = 8  # MMVQ_MAX_BATCH_SIZE
+_UNION_POWER = 0.785
+SPLIT_SECONDS = 60e-6  # of a layer that is computed by a GPU and the CPU: to hand over twice
+_CACHE_VALUE_BYTES = 2
 N_DRAFT_MOST = 16
 # Types that llama.cpp's CPU kernels compute for several tokens at once, as measured: see the guide
 # of models/ (IQ4_NL: by its source).
@@ -73,54 +77,117 @@ class Shares(NamedTuple):
     gpu: float
 
 
+class _Weights(NamedTuple):
+    """Bytes that a pass over one token reads, or what they are multiplied by for several."""
+
+    dense: float
+    experts: float  # of those that the token is routed to
+
+    def times(self, factors: _Weights) -> float:
+        return self.dense * factors.dense + self.experts * factors.experts
+
+
+_ONCE = _Weights(1.0, 1.0)
+
+
 class PassTimes:
     """Predicted seconds of passes of a model for every number of GPU layers."""
 
-    def __init__(self, shape: ModelShape, bandwidths: Bandwidths) -> None:
+    def __init__(
+        self, shape: ModelShape, bandwidths: Bandwidths, n_cpu_ffn: int = 0, n_depth: int = 0
+    ) -> None:
+        """n_cpu_ffn: the first layers whose `n_ffn_bytes` stay on the CPU. n_depth: tokens in the
+        cache, all of which a pass reads."""
         self._bandwidths = bandwidths
         self._host = bandwidths.host * (_PACKED if shape.n_bits < _PACKED_BITS else 1.0)
-        n_active = sum(at.n_active_bytes for at in shape.layers)
-        self._share = n_active / max(sum(at.n_bytes for at in shape.layers), 1) or 1.0
-        units = (shape.n_output_bytes, *(at.n_active_bytes for at in reversed(shape.layers)))
-        self._sums = list(accumulate(units, initial=0))
-        self._n_computed = list(accumulate(map(bool, units), initial=0))
-        # Bytes that cross to a GPU and back for each token: a hidden state, and the logits.
-        self._n_moved = 4 * (shape.n_embd + shape.n_vocab)
+        self._n_experts, self._n_used = shape.n_experts, shape.n_experts_used
+        share = self._n_used / self._n_experts if self._n_experts else 1.0
+        units, n_split = [_Weights(shape.n_output_bytes, 0.0)], [0]  # on GPUs, the output first
+        self._all = units[0]
+        for i, layer in reversed([*enumerate(shape.layers)]):
+            experts = min(layer.n_expert_bytes * share, layer.n_active_bytes)
+            cached = _CACHE_VALUE_BYTES * layer.n_kv_values * n_depth
+            unit = _Weights(layer.n_active_bytes - experts + cached, experts)
+            self._all = _Weights(self._all.dense + unit.dense, self._all.experts + unit.experts)
+            if is_split := i < n_cpu_ffn and layer.n_ffn_bytes > 0:
+                kept = min(layer.n_ffn_bytes, layer.n_expert_bytes)
+                dense = unit.dense - (layer.n_ffn_bytes - kept)
+                unit = _Weights(dense, unit.experts - kept * share)
+            units.append(unit)
+            n_split.append(is_split)
+        dense = accumulate((at.dense for at in units), initial=0.0)
+        experts = accumulate((at.experts for at in units), initial=0.0)
+        self._on_gpu = [_Weights(*of) for of in zip(dense, experts, strict=True)]
+        self._n_computed = list(accumulate(map(any, units), initial=0))
+        self._n_split = list(accumulate(n_split, initial=0))
+        self._n_embd, self._n_vocab = shape.n_embd, shape.n_vocab
 
     def shares(self, n_gpu_layers: int) -> Shares:
         """A pass over one token, without transfers."""
-        at = self._bandwidths
-        on_gpu = self._sums[n_gpu_layers]
-        gpu = on_gpu / at.gpu + self._n_computed[n_gpu_layers] * at.gpu_layer
-        return Shares((self._sums[-1] - on_gpu) / self._host, gpu)
+        return self._shares(n_gpu_layers, _ONCE, _ONCE)
+
+    def _shares(self, n_gpu_layers: int, of_host: _Weights, of_gpu: _Weights) -> Shares:
+        at, here = self._bandwidths, self._on_gpu[n_gpu_layers]
+        on_host = _Weights(self._all.dense - here.dense, self._all.experts - here.experts)
+        gpu = here.times(of_gpu) / at.gpu
+        gpu += self._n_computed[n_gpu_layers] * at.gpu_layer * of_gpu.dense
+        return Shares(on_host.times(of_host) / self._host, gpu)
 
     def seconds(self, n_gpu_layers: int, n_tokens: int = 1) -> float:
         """The predicted seconds of a pass over `n_tokens` tokens."""
-        at = self._bandwidths
-        host, gpu = self.shares(n_gpu_layers)
+        at, n_split = self._bandwidths, self._n_split[n_gpu_layers]
+        of_host, of_gpu = self._of_host(n_tokens), self._of_gpu(n_tokens)
+        host, gpu = self._shares(n_gpu_layers, of_host, of_gpu)
         moved = 0.0
         if n_gpu_layers and at.transfer:
-            moved = n_tokens * self._n_moved / at.transfer
+            # A hidden state and the logits, and two states for each layer that is split.
+            n_values = self._n_embd * (1 + 2 * n_split) + self._n_vocab
+            moved = 4 * n_tokens * n_values / at.transfer + n_split * SPLIT_SECONDS
         if n_tokens >= _N_COPIED and self.copying_pays(n_tokens):
-            n_copied = self._sums[-1] - self._sums[n_gpu_layers]
+            here = self._on_gpu[n_gpu_layers]
+            left = _Weights(self._all.dense - here.dense, self._all.experts - here.experts)
+            n_copied = left.times(self._read(n_tokens))
             gpu += n_copied / at.gpu
             moved += n_copied / at.transfer
             host = 0.0
-        of_gpu, of_host = (self._times(n_tokens, slope) for slope in (at.gpu_slope, at.host_slope))
-        return gpu * of_gpu + host * of_host + moved
+        return gpu + host + moved
 
     def copying_pays(self, n_tokens: int) -> bool:
         """Whether layers on the CPU are faster on a GPU in such a pass, weights copied."""
         at = self._bandwidths
         if not at.transfer:
             return False
-        gpu = 1 / at.transfer + self._times(n_tokens, at.gpu_slope) / at.gpu
-        return gpu < self._times(n_tokens, at.host_slope) / self._host
+        gpu = self._all.times(self._read(n_tokens)) / at.transfer
+        gpu += self._all.times(self._of_gpu(n_tokens)) / at.gpu
+        return gpu < self._all.times(self._of_host(n_tokens)) / self._host
 
-    def _times(self, n_tokens: int, slope: float) -> float:
-        """The factor over a single token: more to compute, and more experts to read."""
-        n_experts = (1 - (1 - self._share) ** n_tokens) / self._share
-        return max(1 + slope * (n_tokens - 1), n_experts)
+    def _of_host(self, n_tokens: int) -> _Weights:
+        return self._factors(n_tokens, self._bandwidths.host_slope, self._read(n_tokens))
+
+    def _of_gpu(self, n_tokens: int) -> _Weights:
+        # CUDA's kernel for a few tokens (mul_mat_vec_q_moe) reads the experts of each token anew.
+        read = _Weights(1.0, n_tokens) if n_tokens <= _N_ANEW else self._read(n_tokens)
+        return self._factors(n_tokens, self._bandwidths.gpu_slope, read)
+
+    def _factors(self, n_tokens: int, slope: float, read: _Weights) -> _Weights:
+        """More to read, and for each weight that is read more to compute."""
+        further = n_tokens - read.experts  # tokens of an expert after its first one
+        return _Weights(1 + slope * (n_tokens - 1), read.experts + slope * further)
+
+    def _read(self, n_tokens: int) -> _Weights:
+        if not self._n_experts:
+            return _ONCE
+        return _Weights(1.0, n_union(n_tokens, self._n_experts, self._n_used) / self._n_used)
+
+
+def n_union(n_tokens: int, n_experts: int, n_used: int) -> float:
+    """How many of a layer's experts `n_tokens` successive tokens use together, `n_used` each.
+
+    As if so many tokens chose independently as `n_tokens` to a power: of 256 experts, 8 for each
+    token, 8 tokens used 39 and 15 used 59 (independent choices: 57 and 97; lucebox#501).
+    """
+    n_independent: float = n_tokens**_UNION_POWER
+    return float(n_experts * (1 - (1 - n_used / n_experts) ** n_independent))
 
 
 class SpeedPrediction(NamedTuple):

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from ggufspec.cli.main import cli
 from ggufspec.engine.speeds import weights_note
 from ggufspec.llama import rpc
-from ggufspec.placement.plan import Gpu
+from ggufspec.placement.machine import Gpu
 from ggufspec.placement.speeds import type_note
 
 

@@ -23,8 +23,9 @@ from ggufspec.llama.devices import Device
 from ggufspec.llama.model import Model
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import shape_of
+from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import CacheParams, MemoryUse, ModelMemory, n_leaves
-from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, plan_offload
+from ggufspec.placement.plan import PlacementOptions, plan_offload
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 MIB = 2**20

@@ -18,7 +18,7 @@ from ggufspec.engine import fit, load
 from ggufspec.errors import ClosedError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
 from ggufspec.llama.model import Model
-from ggufspec.placement.plan import Gpu
+from ggufspec.placement.machine import Gpu
 
 MIB = 2**20
 

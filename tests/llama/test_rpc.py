@@ -28,7 +28,7 @@ from ggufspec.llama import devices, rpc
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
-from ggufspec.placement.plan import Gpu
+from ggufspec.placement.machine import Gpu
 from ggufspec.placement.rpc_address import Address, greet
 
 needs_rpc = pytest.mark.skipif(

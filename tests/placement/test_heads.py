@@ -17,15 +17,9 @@ from ggufspec.models.header import read_header
 from ggufspec.models.heads import EAGLE3_BATCH, MTP
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.models.tensors import Tensor
+from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import CacheParams, ModelMemory, cache_bytes
-from ggufspec.placement.plan import (
-    Gpu,
-    Machine,
-    PlacementOptions,
-    alternatives,
-    describe,
-    plan_offload,
-)
+from ggufspec.placement.plan import PlacementOptions, alternatives, describe, plan_offload
 from ggufspec.placement.speeds import Bandwidths, PassTimes
 from ggufspec.standin import plan
 
