@@ -75,3 +75,22 @@ def _alarms(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def in_child_of_a_fork(act: Callable[[], object]) -> str:
+    """What it returns or raises there; fails if it hangs."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(int(PATIENCE))
+        try:
+            found = str(act())
+        except BaseException as error:
+            found = repr(error)
+        os.write(write, found.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        found = pipe.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0, "it hangs"
+    return found

@@ -18,6 +18,7 @@ from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key
+from ggufspec.llama.threadpool import ThreadPools
 
 SECONDS = 1.0  # that measuring a pair may take; of passes that take longer, up to three times that
 SIZES = (1, 4, 8)  # tokens of the passes
@@ -109,8 +110,11 @@ def time_passes(model: Model, until: float) -> Times | None:
     seconds_each = (until - perf_counter()) / len(DEPTHS)
     found: dict[tuple[str, int, int], list[float]] = {}
     with ExitStack() as stack:
+        pools, n_most, n_before = ThreadPools(), max(SIZES), DEPTHS[-1]
         contexts = {
-            way: BareContext(model.pointer, max(SIZES), n_before=DEPTHS[-1], flash_attention=flash)
+            way: BareContext(
+                model.pointer, n_most, n_before=n_before, flash_attention=flash, pools=pools
+            )
             for way, flash in _FLASH.items()
         }
         for context in contexts.values():

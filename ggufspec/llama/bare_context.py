@@ -10,6 +10,7 @@ import llama_cpp
 
 from ggufspec.llama import devices
 from ggufspec.llama.log import listening
+from ggufspec.llama.threadpool import ThreadPools
 
 _N_COPIED = 32  # tokens that are decoded; further cells are copies of theirs
 _N_PADDING = 64
@@ -25,8 +26,12 @@ class BareContext:
         *,
         n_before: int = 0,
         flash_attention: int = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
+        pools: ThreadPools | None = None,
     ) -> None:
-        """For passes over at most `n_most` tokens, after at most `n_before`: see `fill`."""
+        """For passes over at most `n_most` tokens, after at most `n_before`: see `fill`.
+
+        `pools`: of contexts that compute while this one does not; None: of its own.
+        """
         params = llama_cpp.llama_context_default_params()
         params.n_batch = params.n_ubatch = max(n_most, _N_COPIED if n_before else 1)
         params.n_ctx = n_before + params.n_batch + _N_PADDING
@@ -35,6 +40,9 @@ class BareContext:
         params.n_seq_max, params.kv_unified = (2, True) if n_before else (1, False)
         with listening():
             self.pointer: int | None = llama_cpp.llama_init_from_model(model, params)
+            self._pools = pools or ThreadPools()
+            if self.pointer is not None:
+                self._pools.attach(self.pointer, params.n_threads, params.n_threads_batch)
         vocab = llama_cpp.llama_model_get_vocab(model)
         n_tokens = max(llama_cpp.llama_vocab_n_tokens(vocab), 1)
         self._batch: Any = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
@@ -96,6 +104,7 @@ class BareContext:
         if self.pointer is not None:
             with listening():
                 llama_cpp.llama_free(self.pointer)
+                self._pools.release(self.pointer)
         if self._batch is not None:
             llama_cpp.llama_batch_free(self._batch)
         self.pointer = self._batch = None

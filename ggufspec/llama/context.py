@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -22,11 +21,11 @@ from ggufspec.llama.functions import addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFacts
 
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
-_processes: set[int] = set()  # this one, if it has computed with several threads, or its parent
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be truncated
@@ -78,9 +77,12 @@ class Context:
         options: ContextOptions,
         layer_skip: LayerSkip | None = None,
         link: HeadLink | None = None,
+        pools: ThreadPools | None = None,
     ) -> None:
         """`layer_skip`: leaves out layers of every decode. `link`: the context is that of a head.
 
+        `pools`: of contexts that compute while this one does not; None: of its own, or those of
+        a head's target.
         Raises OptionError for unknown values, OutOfMemoryError where it does not fit.
         """
         if model.n_ctx_max is not None and options.n_cells > model.n_ctx_max:
@@ -120,6 +122,7 @@ class Context:
         self.n_vocab: int = link.target.n_vocab if link is not None else model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
+        self.pools = pools or (ThreadPools() if link is None else link.target.pools)
         self._pointer: int | None = self._make(options)
         n_rollback = int(llama_cpp.llama_n_rs_seq(self._pointer))  # 0: not by this architecture
         # How many tokens at the end of the last decode can be dropped, all but its first at most;
@@ -133,6 +136,7 @@ class Context:
                     "Speculative decoding needs a model that writes text"
                 )
             with listening():
+                self.pools.attach(self._pointer, self.n_threads, self._n_threads_batch)
                 self._native = _native.Context(
                     address_of(self._pointer),
                     address_of(memory),
@@ -246,9 +250,13 @@ class Context:
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; the other one in its own thread.
 
-        Not for a head, or its target. Raises DecodeError, of this one where both fail, and
+        Not for a head, or its target. One after the other where they share pools of threads. Raises DecodeError, of this one where both fail, and
         KeyboardInterrupt, which ends both; a sequence holds all of its tokens then, or none.
         """
+        if self.pools.excludes(other.pools):
+            self.decode_together(parts)
+            other.decode_together(of_other)
+            return
         natives = self._checked(parts), other._checked(of_other)
         log.inside += 1
         try:
@@ -281,13 +289,7 @@ class Context:
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_outputs:
             raise DecodeError(f"the context keeps {self.n_outputs} rows of logits, not {n_rows}")
         if self.n_threads > 1:
-            _processes.add(os.getpid())
-            if len(_processes) > 1:  # OpenMP would wait for threads that a fork has not copied
-                raise DecodeError(
-                    "this process was forked after its parent had computed with several threads, "
-                    "which do not exist here: llama.cpp would wait forever. Start processes by "
-                    "multiprocessing's spawn method, or use one thread here (n_threads, -t)"
-                )
+            self.pools.check()
         return native
 
     def _finish(self, parts: Parts, result: int) -> None:
@@ -346,6 +348,7 @@ class Context:
         log.inside += 1
         try:
             self.n_threads = n_threads
+            self.pools.attach(self.pointer, n_threads, self._n_threads_batch)
             llama_cpp.llama_set_n_threads(self.pointer, n_threads, self._n_threads_batch)
         finally:
             log.inside -= 1
@@ -377,6 +380,7 @@ class Context:
         if self._pointer is not None:
             with listening():
                 llama_cpp.llama_free(self._pointer)
+                self.pools.release(self._pointer)
             self._pointer = None
 
 

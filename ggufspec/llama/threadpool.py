@@ -1,0 +1,122 @@
+"""Threads that contexts keep between passes, in builds of llama.cpp without OpenMP."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+
+import llama_cpp
+
+from ggufspec.errors import DecodeError
+from ggufspec.llama.devices import POINTER, backend_function, ggml
+
+# Rounds of 131,072 looks at the memory after which an idle thread sleeps: 2 to 5 ms on x86-64, as
+# layers on a GPU or a drafter take between two graphs. ggml's own 50 makes each thread of an engine
+# that waits spin for a quarter of a second after a text, and beside the passes of other engines.
+_POLL = 1
+_GGML_POLL = 50
+
+_processes: set[int] = set()  # this one, if OpenMP has computed in it, or its parent
+
+
+class _Params(ctypes.Structure):
+    """struct ggml_threadpool_params in ggml.h."""
+
+    _fields_ = (
+        ("cpumask", ctypes.c_bool * 512),
+        ("n_threads", ctypes.c_int),
+        ("prio", ctypes.c_int),
+        ("poll", ctypes.c_uint32),
+        ("strict_cpu", ctypes.c_bool),
+        ("paused", ctypes.c_bool),
+    )
+
+
+class ThreadPools:
+    """Pools of threads by their size, for contexts that never compute at the same time.
+
+    Without one, ggml starts and ends threads for each part of a graph: two for each layer that is
+    between layers on a GPU. A pool computes one graph at a time. Threads that a graph does not use
+    would wake with it and spin, so each number of threads has a pool of its own.
+
+    With OpenMP, which keeps its threads, there are no pools. They are freed with the last context.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[int, int] = {}  # pointers by numbers of threads
+        self._contexts: set[int] = set()
+        self._pid = os.getpid()
+
+    def attach(self, context: int, n_threads: int, n_threads_batch: int) -> None:
+        """Compute with pools in a context, given its pointer, which must not compute now."""
+        if not are_needed():
+            return
+        self._contexts.add(context)
+        library = ggml({"llama_attach_threadpool": (None, [POINTER] * 3)})
+        assert library is not None
+        pools = self._pool(n_threads), self._pool(n_threads_batch)
+        library.llama_attach_threadpool(context, *pools)
+
+    def release(self, context: int) -> None:
+        """Free the pools if no other context has them. `context` was freed before.
+
+        llama.cpp touches the pool that a context has computed with when it gets another one.
+        """
+        self._contexts.discard(context)
+        if not self._contexts and self._pid == os.getpid():  # a fork has not copied the threads
+            while self._pools:
+                _, pool = self._pools.popitem()
+                free = backend_function("CPU", "ggml_threadpool_free", None, POINTER)
+                assert free is not None
+                free(pool)
+
+    def excludes(self, other: ThreadPools) -> bool:
+        """Whether contexts with these and `other` cannot compute at the same time."""
+        return self is other and bool(self._pools)
+
+    def check(self) -> None:
+        """Raise DecodeError where a fork has not copied the threads: passes would never end."""
+        if self._pools:
+            is_forked = self._pid != os.getpid()
+        else:
+            _processes.add(os.getpid())
+            is_forked = len(_processes) > 1
+        if is_forked:
+            raise DecodeError(
+                "this process was forked after its parent had started threads of llama.cpp, "
+                "which do not exist here: llama.cpp would wait forever. Start processes by "
+                "multiprocessing's spawn method, or use one thread here (n_threads, -t)"
+            )
+
+    def _pool(self, n_threads: int) -> int | None:
+        """None: a single thread is the caller's."""
+        if n_threads > 1 and n_threads not in self._pools:
+            new = backend_function("CPU", "ggml_threadpool_new", POINTER, ctypes.POINTER(_Params))
+            assert new is not None
+            params = _default_params(n_threads)
+            params.poll = _POLL
+            self._pools[n_threads] = new(ctypes.byref(params))
+        return self._pools.get(n_threads)
+
+
+@cache
+def are_needed() -> bool:
+    """Whether this build of llama.cpp has no OpenMP, and pools as they are known here."""
+    needed = "CPU", "ggml_threadpool_new", POINTER  # also loads the backends
+    if backend_function(*needed) is None or b"OPENMP = 1" in llama_cpp.llama_print_system_info():
+        return False
+    if ggml({"llama_attach_threadpool": (None, [POINTER] * 3)}) is None:
+        return False
+    if ggml({"ggml_threadpool_params_init": (None, [POINTER, ctypes.c_int])}) is None:
+        return False
+    params = _default_params(3)
+    return (params.n_threads, params.prio, params.poll) == (3, 0, _GGML_POLL)
+
+
+def _default_params(n_threads: int) -> _Params:
+    library = ggml({"ggml_threadpool_params_init": (None, [POINTER, ctypes.c_int])})
+    assert library is not None
+    room = ctypes.create_string_buffer(4 * ctypes.sizeof(_Params))  # another version has other ones
+    library.ggml_threadpool_params_init(room, n_threads)
+    return _Params.from_buffer(room)
