@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,8 +14,18 @@ from ggufspec.models.tensors import TYPES
 Bytes = NDArray[Any]  # uint8
 Signs = NDArray[np.int8]
 
-_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of each
+FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of each
 _WEIGHT = 0.02  # root mean square of a random weight, as in an untrained model
+_NOTHING = -100  # the exponent in place of a scale of zero, which E8M0 lacks; no denormal numbers
+
+
+def _half(scale: float) -> bytes:
+    return np.array([scale], "<f2").tobytes()
+
+
+def _exponent(scale: float) -> bytes:
+    """The nearest power of two, E8M0; for zero 2**-100, which no sum with ones notices."""
+    return bytes([127 + (round(math.log2(scale)) if scale else _NOTHING)])
 
 
 class BlockLayout(NamedTuple):
@@ -22,50 +33,54 @@ class BlockLayout(NamedTuple):
 
     pack: signs (n_blocks, n_values) -> the fields of a block in order, each (n_blocks, n), or bytes
     that are the same in every block.
-    scales: offsets of half-precision numbers, and which multiple of the scale each is.
+    scales: offsets of numbers, and which multiple of the scale each is.
     n_steps: about the root mean square of random quants, in multiples of the scale.
+    number: the bytes of such a number.
     """
 
     pack: Callable[[Signs], Sequence[NDArray[Any] | bytes]]
     scales: tuple[tuple[int, float], ...]
     n_steps: float
+    number: Callable[[float], bytes] = _half
 
 
 def encode(kind: str, signs: Signs, scale: float) -> Bytes:
     """Rows of `scale` times -1, 0 or 1, as bytes of a type. (n_rows, n) -> (n_rows, row_bytes)."""
-    if kind in _FLOATS:
-        return _as_floats(kind, signs * np.float32(scale))
+    if kind in FLOATS:
+        return floats(kind, signs * np.float32(scale))
     layout = LAYOUTS[kind]
     blocks = _joined(layout.pack(signs.reshape(-1, TYPES[kind].n_values)))
     _set_scales(blocks, layout, scale)
     return blocks.reshape(len(signs), -1)
 
 
-def random_pool(kind: str, n_bytes: int, seed: int, *, is_zero: bool) -> Bytes:
-    """About `n_bytes` of random weights in whole blocks with finite scales.
-
-    is_zero: scales are zero, so every weight is zero whatever its bits.
-    """
-    random = np.random.default_rng(seed)
-    if kind in _FLOATS:
-        values = random.standard_normal((1, n_bytes // _FLOATS[kind]), np.float32)
-        return _as_floats(kind, values * np.float32(0 if is_zero else _WEIGHT)).reshape(-1)
-    layout, n_block = LAYOUTS[kind], TYPES[kind].n_bytes
-    blocks = random.integers(0, 256, (n_bytes // n_block, n_block), np.uint8)
-    _set_scales(blocks, layout, 0.0 if is_zero else _WEIGHT / layout.n_steps)
-    return blocks.reshape(-1)
-
-
-def _as_floats(kind: str, values: NDArray[np.float32]) -> Bytes:
+def floats(kind: str, values: NDArray[np.float32]) -> Bytes:
+    """Rows of numbers as bytes of a type of FLOATS. (n_rows, n) -> (n_rows, row_bytes)."""
     data: Bytes = values.astype("<f2" if kind == "F16" else "<f4").view(np.uint8)
     if kind == "BF16":  # the upper half of each
         data = data.reshape(len(values), -1, 4)[:, :, 2:].reshape(len(values), -1)
     return data
 
 
+def random_pool(kind: str, n_bytes: int, seed: int, *, is_zero: bool) -> Bytes:
+    """About `n_bytes` of random weights in whole blocks with finite scales.
+
+    is_zero: scales are zero, so every weight is zero whatever its bits (MXFP4: below 1e-28).
+    """
+    random = np.random.default_rng(seed)
+    if kind in FLOATS:
+        values = random.standard_normal((1, n_bytes // FLOATS[kind]), np.float32)
+        return floats(kind, values * np.float32(0 if is_zero else _WEIGHT)).reshape(-1)
+    layout, n_block = LAYOUTS[kind], TYPES[kind].n_bytes
+    blocks = random.integers(0, 256, (n_bytes // n_block, n_block), np.uint8)
+    _set_scales(blocks, layout, 0.0 if is_zero else _WEIGHT / layout.n_steps)
+    return blocks.reshape(-1)
+
+
 def _set_scales(blocks: Bytes, layout: BlockLayout, scale: float) -> None:
     for at, factor in layout.scales:
-        blocks[:, at : at + 2] = np.array([scale * factor], "<f2").view(np.uint8)
+        number = np.frombuffer(layout.number(scale * factor), np.uint8)
+        blocks[:, at : at + len(number)] = number
 
 
 def _joined(fields: Sequence[NDArray[Any] | bytes]) -> Bytes:
@@ -103,7 +118,7 @@ _ONES = b"\x01" * 8 + b"\x11" * 4  # scales and minimums of six bits
 _ONES_OF_Q3_K = b"\x11" * 8 + b"\xaa" * 4  # scales of 33, less 32
 
 # The numbers in a block are the signs plus the zero of the type; `s & 15` and `s & 3` are the lower
-# bits of numbers around 16, 32 and 4.
+# bits of numbers around 16, 32 and 4. MXFP4 has floats of four bits: 2 is 1, 10 is -1.
 LAYOUTS = {
     "Q4_0": BlockLayout(lambda s: [_SCALE, _nibbles(s + 8, 16)], ((0, 1),), 4.6),
     "Q4_1": BlockLayout(lambda s: [_SCALE, _SCALE, _nibbles(s + 1, 16)], ((0, 1), (2, -1)), 7.9),
@@ -130,6 +145,9 @@ LAYOUTS = {
         lambda s: [_nibbles(s & 15, 64), _crumbs((s + 32) >> 4), b"\x01" * 16, _SCALE],
         ((208, 1),),
         1360,
+    ),
+    "MXFP4": BlockLayout(
+        lambda s: [bytes(1), _nibbles((s & 1) << 1 | s & 8, 16)], ((0, 1),), 2.93, _exponent
     ),
 }
 

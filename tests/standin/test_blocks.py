@@ -40,8 +40,11 @@ def test_random_weights_are_small_and_finite(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_scale_of_zero_leaves_real_bytes_that_mean_nothing(kind: str) -> None:
+    """MXFP4 has no such scale: what is left is neither noticed nor slow."""
     pool = random_pool(kind, POOL_BYTES, 1, is_zero=True)
-    assert not decoded(kind, blocks(kind, pool)).any()
+    values = np.abs(decoded(kind, blocks(kind, pool)))
+    assert values.max() < (1e-28 if kind == "MXFP4" else np.finfo(np.float32).tiny)
+    assert kind != "MXFP4" or values[values > 0].min() > 1e-31
     assert np.bincount(pool, minlength=256).min() > 0.8 * POOL_BYTES / 256 * 0.8
     assert pool.size > 0.99 * POOL_BYTES
 
