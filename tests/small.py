@@ -5,6 +5,14 @@ from __future__ import annotations
 from ggufspec.models.registry import Dimensions
 
 N_VOCAB = 2048
+MIXTURES = {
+    "qwen3moe": {"n_experts": 8, "n_experts_used": 2},
+    "gpt-oss": {"n_experts": 16, "n_experts_used": 2},
+    "glm4moe": {
+        **{"n_experts": 16, "n_experts_used": 3, "n_experts_shared": 1},
+        **{"n_dense_layers": 1, "n_ff_dense": 768},
+    },
+}
 
 
 def small(architecture: str = "llama", *, tied: bool = False, **other: int) -> Dimensions:
@@ -18,7 +26,7 @@ def small(architecture: str = "llama", *, tied: bool = False, **other: int) -> D
         "n_embd_head": 64,
         "n_vocab": N_VOCAB,
         "n_ctx": 1024,
-        **({"n_experts": 8, "n_experts_used": 2} if architecture == "qwen3moe" else {}),
+        **MIXTURES.get(architecture, {}),
         **other,
     }
     return Dimensions("small", architecture, vocabulary="words", tied=tied, **own)

@@ -20,7 +20,7 @@ class Architecture:
     """How the tensors of an architecture differ from those of the Llama family.
 
     is_gated: the feed-forward network has three matrices; otherwise it has two, every matrix has a
-    bias, and norms are LayerNorm.
+    bias, and norms are LayerNorm. ffn_norm: the norm before the feed-forward network.
     """
 
     is_gated: bool = True
@@ -29,6 +29,10 @@ class Architecture:
     has_positions: bool = False  # learned position embeddings
     has_embedding_norm: bool = False
     has_post_norms: bool = False  # after attention and after the feed-forward network
+    has_sinks: bool = False  # of attention: a logit for each head
+    has_all_biases: bool = False  # of the attention's output, the router and the experts too
+    has_choice_biases: bool = False  # added to the router's probabilities to choose experts
+    ffn_norm: str = "ffn_norm"
 
 
 # Stand-ins of each of them are loaded and run by the tests.
@@ -37,6 +41,12 @@ ARCHITECTURES = {
     "qwen2": Architecture(has_query_biases=True),
     "qwen3": Architecture(has_query_norms=True),
     "qwen3moe": Architecture(has_query_norms=True),
+    "glm4moe": Architecture(
+        has_query_biases=True, has_choice_biases=True, ffn_norm="post_attention_norm"
+    ),
+    "gpt-oss": Architecture(
+        has_query_biases=True, has_sinks=True, has_all_biases=True, ffn_norm="post_attention_norm"
+    ),
     "gemma2": Architecture(has_post_norms=True),
     "gemma3": Architecture(has_query_norms=True, has_post_norms=True),
     "gpt2": Architecture(is_gated=False, has_positions=True),
@@ -53,7 +63,7 @@ def shapes_of(of: Dimensions) -> Iterator[_Shaped]:
     if kind.has_embedding_norm:
         yield from _norm("token_embd_norm", of.n_embd, kind)
     for layer in range(of.n_layers):
-        for name, shape in (*_attention(of, kind), *_feed_forward(of, kind)):
+        for name, shape in (*_attention(of, kind), *_feed_forward(of, kind, layer)):
             yield f"blk.{layer}.{name}", shape
     yield from _norm("output_norm", of.n_embd, kind)
     if not of.tied:
@@ -85,23 +95,23 @@ def _attention(of: Dimensions, kind: Architecture) -> Iterator[_Shaped]:
         yield "attn_qkv.weight", (of.n_embd, n_queries + 2 * n_keys)
         yield "attn_qkv.bias", (n_queries + 2 * n_keys,)
     yield "attn_output.weight", (n_queries, of.n_embd)
-    if not kind.is_gated:
+    if kind.has_all_biases or not kind.is_gated:
         yield "attn_output.bias", (of.n_embd,)
+    if kind.has_sinks:
+        yield "attn_sinks.weight", (of.n_heads,)
     if kind.has_post_norms:
         yield "post_attention_norm.weight", (of.n_embd,)
 
 
-def _feed_forward(of: Dimensions, kind: Architecture) -> Iterator[_Shaped]:
-    yield from _norm("ffn_norm", of.n_embd, kind)
-    if of.n_experts:
-        yield "ffn_gate_inp.weight", (of.n_embd, of.n_experts)
-        yield "ffn_gate_exps.weight", (of.n_embd, of.n_ff, of.n_experts)
-        yield "ffn_up_exps.weight", (of.n_embd, of.n_ff, of.n_experts)
-        yield "ffn_down_exps.weight", (of.n_ff, of.n_embd, of.n_experts)
+def _feed_forward(of: Dimensions, kind: Architecture, layer: int) -> Iterator[_Shaped]:
+    yield from _norm(kind.ffn_norm, of.n_embd, kind)
+    if of.n_experts and layer >= (of.n_dense_layers or 0):
+        yield from _experts(of, of.n_experts, kind)
         return
+    n_ff = of.n_ff_dense or of.n_ff
     if kind.is_gated:
-        yield "ffn_gate.weight", (of.n_embd, of.n_ff)
-    for name, n_in, n_out in (("ffn_up", of.n_embd, of.n_ff), ("ffn_down", of.n_ff, of.n_embd)):
+        yield "ffn_gate.weight", (of.n_embd, n_ff)
+    for name, n_in, n_out in (("ffn_up", of.n_embd, n_ff), ("ffn_down", n_ff, of.n_embd)):
         yield f"{name}.weight", (n_in, n_out)
         if not kind.is_gated:
             yield f"{name}.bias", (n_out,)
@@ -109,21 +119,42 @@ def _feed_forward(of: Dimensions, kind: Architecture) -> Iterator[_Shaped]:
         yield "post_ffw_norm.weight", (of.n_embd,)
 
 
+def _experts(of: Dimensions, n_experts: int, kind: Architecture) -> Iterator[_Shaped]:
+    sides = {"gate": (of.n_embd, of.n_ff), "up": (of.n_embd, of.n_ff), "down": (of.n_ff, of.n_embd)}
+    yield "ffn_gate_inp.weight", (of.n_embd, n_experts)
+    if kind.has_all_biases:
+        yield "ffn_gate_inp.bias", (n_experts,)
+    if kind.has_choice_biases:
+        yield "exp_probs_b.bias", (n_experts,)
+    for name, (n_in, n_out) in sides.items():
+        yield f"ffn_{name}_exps.weight", (n_in, n_out, n_experts)
+        if kind.has_all_biases:
+            yield f"ffn_{name}_exps.bias", (n_out, n_experts)
+    if n_shared := of.n_experts_shared:
+        width = n_shared * of.n_ff
+        yield "ffn_gate_shexp.weight", (of.n_embd, width)
+        yield "ffn_up_shexp.weight", (of.n_embd, width)
+        yield "ffn_down_shexp.weight", (width, of.n_embd)
+
+
 # Names of quantizations: (llama_ftype, the type of most tensors).
 FILE_TYPES = {
-    name: (QUANTIZATIONS.index(name), re.sub("_[SML]$", "", name))
+    name: (QUANTIZATIONS.index(name), re.sub("_([SML]|MOE)$", "", name))
     for name in (
         *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_S"),
         *("Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"),
+        "MXFP4_MOE",
     )
 }
-_OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
+_OTHER_NAMES = {"FP16": "F16", "FP32": "F32", "MXFP4": "MXFP4_MOE"}
 _FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")  # never quantized
 _FEW_EXPERTS = 8  # Mixtral, for which llama-quantize has rules of its own
 _LAYERS_OF_70B = 80
 _EPSILON = 1e-5
 _GEMMA_4B_WIDTH = 2560  # smaller models of Gemma 3 have a smaller window
+_GPT_OSS_WINDOW = 128
+_SIGMOID = 2  # llama_expert_gating_func_type
 
 
 def file_type_of(quantization: str) -> str | None:
@@ -138,7 +169,7 @@ def header_of(name: str, of: Dimensions, quantization: str) -> Header:
         "context_length": of.n_ctx,
         "embedding_length": of.n_embd,
         "block_count": of.n_layers,
-        "feed_forward_length": of.n_ff,
+        "feed_forward_length": of.n_ff_dense or of.n_ff,
         "attention.head_count": of.n_heads,
         "attention.head_count_kv": of.n_heads_kv,
     }
@@ -150,10 +181,18 @@ def header_of(name: str, of: Dimensions, quantization: str) -> Header:
         values["attention.layer_norm_epsilon"] = _EPSILON
     if of.architecture == "gemma3":
         values["attention.sliding_window"] = 512 if of.n_embd < _GEMMA_4B_WIDTH else 1024
+    elif of.architecture == "gpt-oss":
+        values["attention.sliding_window"] = _GPT_OSS_WINDOW
+    elif of.architecture == "glm4moe":
+        values["rope.dimension_count"] = of.n_embd_head // 2
+        values["expert_gating_func"] = _SIGMOID
+        values["expert_weights_norm"] = True
     if of.n_experts:
         values["expert_count"] = of.n_experts
         values["expert_used_count"] = of.n_experts_used or 1
         values["expert_feed_forward_length"] = of.n_ff
+        values["expert_shared_count"] = of.n_experts_shared or 0
+        values["leading_dense_block_count"] = of.n_dense_layers or 0
     named = {f"{of.architecture}.{key}": value for key, value in values.items()}
     named |= {"general.architecture": of.architecture, "general.name": name}
     named["general.file_type"] = FILE_TYPES[quantization][0]
@@ -180,6 +219,8 @@ def _type(name: str, shape: tuple[int, ...], mix: str, of: Dimensions) -> str:
 
 
 def _chosen(name: str, n_columns: int, mix: str, base: str, of: Dimensions) -> str:
+    if base == "MXFP4":
+        return base if "_exps." in name else "Q8_0"
     if name == "output.weight" or (name == "token_embd.weight" and of.tied):
         return "Q8_0" if base == "Q8_0" or n_columns % TYPES[base].n_values else "Q6_K"
     if (layer := layer_of(name)) is None:

@@ -43,6 +43,9 @@ class Dimensions:
     vocabulary: str  # models with the same one can draft for each other
     n_experts: int | None = None  # n_ff is the width of each
     n_experts_used: int | None = None  # by each token
+    n_experts_shared: int | None = None  # computed for every token
+    n_dense_layers: int | None = None  # layers before the first with experts
+    n_ff_dense: int | None = None  # the width of those
     tied: bool | None = None  # the output matrix is the token embedding
     license: str | None = None
     gated: bool | None = None  # the original's page asks for consent; copies may not

@@ -11,7 +11,7 @@ from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.gguf_file import GgufFile
 from ggufspec.models.header import Header
 from ggufspec.models.vocabulary_overlap import letters_of_bytes
-from ggufspec.standin.blocks import LAYOUTS
+from ggufspec.standin.blocks import FLOATS, LAYOUTS
 from ggufspec.standin.next_token_table import words_of
 from ggufspec.standin.source import check_supported, source_of
 from ggufspec.standin.weights import Weights
@@ -19,7 +19,7 @@ from ggufspec.standin.weights import Weights
 _RECIPE = 1  # raise it when other bytes are written: stand-ins of two recipes do not agree
 _LEAST_VOCABULARY = 512  # bytes and some words
 _LEAST_MARGIN = 0.25  # of the largest logit: how far it must be ahead of the next
-_MATRIX_TYPES = {"F32", "F16", "BF16", *LAYOUTS}
+_MATRIX_TYPES = {*FLOATS, *LAYOUTS}
 _VECTOR_TYPES = {"F32", "F16"}
 _BOS, _EOS = 256, 257
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama_token_type
@@ -59,6 +59,8 @@ def plan(like: str | Header, agreement: float = 1.0) -> GgufFile:
 def _check(of: Header, n_vocab: int) -> None:
     for tensor in of.tensors:
         types = _MATRIX_TYPES if len(tensor.shape) > 1 else _VECTOR_TYPES
+        if tensor.name.endswith("ffn_gate_inp.weight"):
+            types = set(FLOATS)
         if tensor.type not in types:
             raise ModelError(
                 f"{of.name} has {tensor.name} in {tensor.type}, which stand-ins do not support; "

@@ -76,9 +76,9 @@ def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Head
 
 
 _LAYERED = re.compile(
-    r"blk\.\d+\.(attn_(norm|q|k|v|qkv|output|q_norm|k_norm)|"
-    r"post_(attention|ffw)_norm|"
-    r"ffn_(norm|gate|up|down|gate_inp|gate_exps|up_exps|down_exps))\.(weight|bias)"
+    r"blk\.\d+\.(attn_(norm|q|k|v|qkv|output|q_norm|k_norm|sinks)|"
+    r"post_(attention|ffw)_norm|exp_probs_b|"
+    r"ffn_(norm|(gate|up|down)(_exps|_shexp)?|gate_inp))\.(weight|bias)"
 )
 _ENDS = re.compile(
     r"(token_embd|position_embd|token_embd_norm|output_norm|output|rope_freqs)\.(weight|bias)"

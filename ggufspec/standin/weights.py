@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.models.gguf_file import Chunk
-from ggufspec.models.header import Header
+from ggufspec.models.header import Header, layer_of
 from ggufspec.models.quantization import ARCHITECTURES
 from ggufspec.models.tensors import Tensor
-from ggufspec.standin.blocks import Signs, encode, random_pool, repeated
+from ggufspec.standin.blocks import Signs, encode, floats, random_pool, repeated
 from ggufspec.standin.next_token_table import codes, successors
+from ggufspec.standin.router import router
 
 _LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0
 _CARRIED = 16.0  # how much larger the successor's code is than the token's own, in tied models
@@ -57,8 +58,11 @@ class Weights:
             return _constant(tensor, _CARRIED * math.sqrt(self._n_embd / 2))
         if len(tensor.shape) == 1 and name.endswith(".weight"):
             return _constant(tensor, 1.0)
-        if len(tensor.shape) == 1 or name == "position_embd.weight":
+        if name.endswith(".bias") or name == "position_embd.weight":
             return _constant(tensor, 0.0)
+        if name.endswith("ffn_gate_inp.weight"):
+            n_experts, layer = tensor.n_rows, layer_of(name) or 0
+            return [floats(tensor.type, router(n_experts, self._n_embd, layer)).tobytes()]
         return self._random(tensor, is_zero="attn_output" in name or "ffn_down" in name)
 
     def _embedding(self, rows: NDArray[np.int64]) -> Signs:

@@ -18,7 +18,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from small import N_VOCAB, small
+from small import MIXTURES, N_VOCAB, small
 
 import ggufspec
 from ggufspec import standin
@@ -45,7 +45,7 @@ CASES = [
         for mix in ("Q4_K_M",)
         if tied or architecture not in ONLY_TIED
     ),
-    *(("qwen3moe", False, mix) for mix in ("Q4_K_M",)),
+    *((architecture, False, mix) for architecture in MIXTURES for mix in ("Q4_K_M", "MXFP4_MOE")),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-from small import small
+from small import MIXTURES, small
 
 from ggufspec import standin
 from ggufspec.models.header import read_header
@@ -53,7 +53,11 @@ CASES = [
     *((small(tied=True, **NARROW), mix) for mix in OF_K),
     *((small(**NARROW), mix) for mix in OF_K),
     *((small("gpt2", n_layers=4, tied=True, **SMALL), mix) for mix in OF_K),
-    *((small("qwen3moe", n_layers=3, **SMALL), mix) for mix in OF_K),
+    *(
+        (small(architecture, n_layers=3, **SMALL), mix)
+        for architecture in MIXTURES
+        for mix in (*OF_K, "MXFP4_MOE")
+    ),
 ]
 
 
