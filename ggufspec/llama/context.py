@@ -122,7 +122,7 @@ class Context:
         self.n_vocab: int = link.target.n_vocab if link is not None else model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
-        self.pools = pools or (ThreadPools() if link is None else link.target.pools)
+        self.pools: ThreadPools = pools or (link.target.pools if link else ThreadPools())
         self._pointer: int | None = self._make(options)
         n_rollback = int(llama_cpp.llama_n_rs_seq(self._pointer))  # 0: not by this architecture
         # How many tokens at the end of the last decode can be dropped, all but its first at most;
@@ -250,8 +250,9 @@ class Context:
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; the other one in its own thread.
 
-        Not for a head, or its target. One after the other where they share pools of threads. Raises DecodeError, of this one where both fail, and
-        KeyboardInterrupt, which ends both; a sequence holds all of its tokens then, or none.
+        Not for a head, or its target. Contexts that share pools of threads decode one after the
+        other. Raises DecodeError, of this one where both fail, and KeyboardInterrupt, which ends
+        both; a sequence holds all of its tokens then, or none.
         """
         if self.pools.excludes(other.pools):
             self.decode_together(parts)
