@@ -289,6 +289,11 @@ void copy_prefix(ggufspec::Context & self, size_t source, size_t sequence, Token
     self.copy_prefix(source, sequence, tokens.data(), tokens.shape(0));
 }
 
+void drop_middle(ggufspec::Context & self, size_t n_first, size_t n_dropped, size_t sequence) {
+    require_sequence(self, sequence);
+    self.drop_middle(sequence, n_first, n_dropped);
+}
+
 void begin_restore(ggufspec::Context & self, size_t n_tokens, size_t sequence) {
     require_sequence(self, sequence);
     self.begin_restore(sequence, n_tokens);
@@ -674,6 +679,8 @@ NB_MODULE(_native, m) {
              "decode of one sequence, with a hidden state (n_tokens, n_hidden) beside each token.")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "tokens"_a.noconvert(),
              "Make a sequence hold what another has of the beginning of tokens, and nothing else.")
+        .def("drop_middle", &drop_middle, "n_first"_a, "n_dropped"_a, "sequence"_a = 0,
+             "Drop n_dropped tokens behind the first n_first; those behind them keep their positions.")
         .def("begin_restore", &begin_restore, "n_tokens"_a, "sequence"_a = 0,
              "Count tokens from position n_tokens on as not held, before a checkpoint of that length is restored.")
         .def("end_restore", &end_restore, "sequence"_a = 0, "The checkpoint has been restored.")

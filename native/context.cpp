@@ -123,8 +123,9 @@ bool Context::truncate(size_t sequence, size_t n_tokens) {
     const bool is_kept = n_rollback_ == 0 || n_kept == 0 || n_dropped <= held.n_droppable;
     held.cells.resize(n_kept);
     held.tree = {};
+    if (held.cells.size() <= held.n_first) held.n_gap = 0;
     cut_branches(held, n_kept);
-    held.is_clean = is_kept && functions_.seq_rm(memory_, held.id, n_kept, -1);
+    held.is_clean = is_kept && functions_.seq_rm(memory_, held.id, position(held, n_kept), -1);
     if (!held.is_clean) {
         held.n_droppable = -1;
     } else if (n_kept == 0 || n_dropped > 0) {
@@ -139,14 +140,29 @@ void Context::copy_prefix(size_t source, size_t sequence, const int32_t * tokens
     Held & to = held_[sequence];
     const size_t n = std::min(n_tokens, from.cells.size());
     const size_t n_first = std::mismatch(tokens, tokens + n, from.cells.begin()).first - tokens;
-    functions_.seq_cp(memory_, from.id, to.id, 0, static_cast<int32_t>(n_first));
+    functions_.seq_cp(memory_, from.id, to.id, 0, position(from, n_first));
     to.cells.assign(tokens, tokens + n_first);
+    to.n_first = from.n_first;
+    to.n_gap = n_first > from.n_first ? from.n_gap : 0;
     const std::vector<int32_t> path = from.tree.path(from.cells, tokens, n_tokens);
     const size_t n_all = from.tree.n_before + path.size();
     if (path.empty() || n_all <= n_first) return;
     const Branch & branch = from.branches[from.tree.branches[path.back()]];
     functions_.seq_cp(memory_, branch.id, to.id, static_cast<int32_t>(n_first), static_cast<int32_t>(n_all));
     to.cells.assign(tokens, tokens + n_all);
+}
+
+void Context::drop_middle(size_t sequence, size_t n_first, size_t n_dropped) {
+    Held & held = held_[sequence];
+    const bool has_room = n_first + n_dropped < held.cells.size();  // llama.cpp continues at the last position that it holds
+    if (n_leaves_ > 1 || !has_room || (held.n_gap > 0 && n_first != held.n_first)) {
+        throw std::invalid_argument("drop_middle: these tokens cannot be dropped");
+    }
+    held.n_first = n_first;
+    functions_.seq_rm(memory_, held.id, position(held, n_first), position(held, n_first + n_dropped));
+    const auto start = held.cells.begin() + n_first;
+    held.cells.erase(start, start + n_dropped);
+    held.n_gap += n_dropped;
 }
 
 void Context::begin() {
@@ -163,8 +179,8 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
     const auto hidden_first = hidden_.begin() + first * n_hidden_;
     if (hidden) std::copy(hidden, hidden + n_tokens * n_hidden_, hidden_first);
     else std::fill(hidden_first, hidden_first + n_tokens * n_hidden_, 0.0f);
-    const int32_t position = shares_cells_ ? functions_.seq_pos_max(memory_, held.id) + 1 : static_cast<int32_t>(held.cells.size());
-    std::iota(positions_.begin() + first, positions_.begin() + end, position);
+    const int32_t next = shares_cells_ ? functions_.seq_pos_max(memory_, held.id) + 1 : position(held, held.cells.size());
+    std::iota(positions_.begin() + first, positions_.begin() + end, next);
     std::fill(sequences_.begin() + first, sequences_.begin() + end, &held.id);
     std::fill(n_sequences_.begin() + first, n_sequences_.begin() + end, 1);
     std::fill(wanted_.begin() + first, wanted_.begin() + (end - n_rows), 0);

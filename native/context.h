@@ -73,6 +73,11 @@ public:
     // Makes a sequence hold what another has of the beginning of `tokens`, and nothing else. They share cells.
     void copy_prefix(size_t source, size_t sequence, const int32_t * tokens, size_t n_tokens);
 
+    // Drops n_dropped of the tokens that a sequence holds, from the one behind its first n_first on, and not its last. Those
+    // behind them keep their positions, and count as following the first ones. Not with trees; n_first is the same in each
+    // call, until the sequence is truncated to it. Throws std::invalid_argument.
+    void drop_middle(size_t sequence, size_t n_first, size_t n_dropped);
+
     // A batch: begin, then add once for each of its sequences, then run. Evaluates the tokens after
     // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens. `hidden`:
     // (n_tokens, n_hidden), copied; null for zeros. `parents`: the last n_nodes tokens are a tree, in which a node
@@ -120,8 +125,11 @@ private:
         Tree tree;
         std::vector<int32_t> ids;    // of the tree in the batch in progress: of all its leaves, then of each node
         bool is_clean = true;        // false: llama.cpp may hold more, after a failure or a refused truncation
+        size_t n_first = 0, n_gap = 0;  // positions without cells: n_gap of them behind the first n_first
         int32_t n_droppable = 0;     // with n_rollback: tokens whose states are kept; -1: the state is not that of cells
     };
+    // The position of cell i, which may be the next one.
+    static int32_t position(const Held & held, size_t i) { return static_cast<int32_t>(i < held.n_first ? i : i + held.n_gap); }
     struct Part {
         Held * held;
         size_t n_tokens;

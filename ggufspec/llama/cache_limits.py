@@ -1,9 +1,9 @@
-"""Refuses caches that are too large for the memory, or for a tensor of a device."""
+"""Refuses caches that are too small, or too large for the memory or for a tensor of a device."""
 
 from __future__ import annotations
 
-from ggufspec.errors import OutOfMemoryError
-from ggufspec.llama.context_options import KV_TYPES, ContextOptions
+from ggufspec.errors import OptionError, OutOfMemoryError
+from ggufspec.llama.context_options import KV_TYPES, N_FIRST, ContextOptions
 from ggufspec.llama.devices import offload_devices, physical_memory, takes_tensor
 from ggufspec.llama.model import Heads, Model
 from ggufspec.models.header import read_header
@@ -19,12 +19,35 @@ def check_cache(model: Model, options: ContextOptions) -> None:
         _check_tensors(model, options, model.heads)
 
 
+def check_kept(model: Model, options: ContextOptions, *, is_head: bool) -> None:
+    """Raise OptionError where a cache cannot leave out tokens, or has no room for drafts."""
+    if not options.n_kept:
+        return
+    why = None
+    if is_head:
+        why = "a draft head, which reads each token of the target"
+    elif not model.can_drop_tail:
+        why = "a model with recurrent layers, whose state has no tokens to leave out"
+    if why is not None:
+        raise OptionError(
+            f"{model.path} is {why}: leave out the size of its context (n_ctx_draft, -cd)"
+        )
+    # So that some of the newest tokens stay where a whole draft is rejected.
+    least = 2 * (options.n_rows + N_FIRST)
+    if options.n_kept < least:
+        raise OptionError(
+            f"a draft context of {options.n_kept:,} tokens is too small for drafts of "
+            f"{options.n_rows:,}: use at least {least:,} (n_ctx_draft, -cd), or shorter drafts "
+            "(n_draft_max, --draft-n)"
+        )
+
+
 def _check_memory(model: Model, options: ContextOptions) -> None:
     if (memory := physical_memory()) is None:
         return
     if model.can_drop_tail:
         n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
-        needed = options.n_ctx * options.n_sequences * model.n_kv_values * n_bytes
+        needed = options.n_cells * options.n_sequences * model.n_kv_values * n_bytes
     else:  # llama.cpp does not report which layers have a state
         caches = CacheParams(
             *(options.n_ctx, options.n_batch, options.type_k, options.type_v),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ggufspec import _native
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama.cache_limits import check_cache
+from ggufspec.llama.cache_limits import check_cache, check_kept
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
 from ggufspec.llama.functions import addresses
@@ -85,11 +85,13 @@ class Context:
         a head's target.
         Raises OptionError for unknown values, OutOfMemoryError where it does not fit.
         """
-        if model.n_ctx_max is not None and options.n_cells > model.n_ctx_max:
+        n_positions = max(options.n_ctx, options.n_cells)
+        if model.n_ctx_max is not None and n_positions > model.n_ctx_max:
             raise OptionError(
-                f"a context of {options.n_cells:,} tokens is too long for {model.path}, which has "
+                f"a context of {n_positions:,} tokens is too long for {model.path}, which has "
                 f"{model.n_ctx_max:,} positions; choose at most that (n_ctx, -c)"
             )
+        check_kept(model, options, is_head=link is not None)
         self.model = model
         self.options = options
         self.link = link  # None: it is no context of a head
@@ -112,7 +114,9 @@ class Context:
         # Numbers of the hidden states that it reads.
         self.n_hidden = 0 if link is None else model.n_embd if is_eagle3 else model.n_embd_out
         self._layer_skip = layer_skip
-        n_batch = min(options.n_batch, options.n_ctx, EAGLE3_BATCH if is_eagle3 else options.n_ctx)
+        self.n_left_out = [0] * options.n_sequences  # tokens of their texts: see short_cache.py
+        n_batch = min(options.n_batch, options.n_kept or options.n_ctx)
+        n_batch = min(n_batch, EAGLE3_BATCH) if is_eagle3 else n_batch
         self.n_batch = max(n_batch, options.n_rows * options.n_sequences)
         # The most rows of logits of a sequence in a batch.
         self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
@@ -333,6 +337,13 @@ class Context:
         Not for models that cannot drop a tail.
         """
         self._open().copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
+
+    def drop_middle(self, n_first: int, n_dropped: int, sequence: int = 0) -> None:
+        """Drop `n_dropped` tokens behind the first `n_first`; the next ones then follow these.
+
+        They keep their positions. `n_first` is the same in each call. Raises ValueError.
+        """
+        self._open().drop_middle(n_first, n_dropped, sequence)
 
     @property
     def decode_seconds(self) -> float:

@@ -20,17 +20,22 @@ FLASH_ATTENTION = {
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 
+# Attention puts much of its weight on a text's first tokens, and models write nonsense without
+# them. Four are enough (StreamingLLM, arxiv.org/abs/2309.17453).
+N_FIRST = 4
+
 
 @dataclass(frozen=True)
 class ContextOptions:
     """How a context is made.
 
-    n_ctx: tokens for each sequence; n_rows: the most rows of logits for each sequence in one
-    decode. n_rollback: recurrent states to keep of each sequence, so that as many tokens at the end
-    of the last decode can be dropped; each takes as much memory as the state. n_leaves: the most
-    leaves of a tree; see Context.n_leaves for what a model can read. is_exact: every pass with
-    logits is padded to n_rows tokens, in a sequence of its own. offloads: a GPU reads prompts with
-    the layers of the host, too.
+    n_ctx: tokens for each sequence. n_kept: cells for each, which hold the first N_FIRST tokens and
+    the newest ones of a longer text; 0: cells for all. n_rows: the most rows of logits for each
+    sequence in one decode. n_rollback: recurrent states to keep of each sequence, so that as many
+    tokens at the end of the last decode can be dropped; each takes as much memory as the state.
+    n_leaves: the most leaves of a tree; see Context.n_leaves for what a model can read. is_exact:
+    every pass with logits is padded to n_rows tokens, in a sequence of its own. offloads: a GPU
+    reads prompts with the layers of the host, too.
     """
 
     n_ctx: int
@@ -45,16 +50,17 @@ class ContextOptions:
     n_leaves: int = 1
     is_exact: bool = False
     offloads: bool = True
+    n_kept: int = 0
 
     @property
     def n_cells(self) -> int:
         """Cells of the cache for each sequence, with those of padding."""
-        return self.n_ctx + (self.n_rows if self.is_exact else 0)
+        return self.n_kept or self.n_ctx + (self.n_rows if self.is_exact else 0)
 
     @property
     def description(self) -> str:
         """For messages: its length, and for how many slots."""
-        each = f"context of {self.n_ctx:,} tokens"
+        each = f"context of {self.n_kept or self.n_ctx:,} tokens"
         n = self.n_sequences
         return each if n == 1 else f"{each} for each of {n} slots (n_slots, --slots)"
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.llama.context import Checkpoint, Context
+from ggufspec.llama.short_cache import ShortCache
 
 # Where a tail cannot be dropped, its beginning is decoded again from a checkpoint. More tokens than
 # this since the checkpoint get a batch and a checkpoint of their own, instead of being decoded with
@@ -73,6 +74,7 @@ class LlamaSession:
         # Of an exact context: tokens of a piece of a prompt (else 0), and cells of the last prompt.
         self._n_exact = min(_EXACT_PIECE, context.n_batch) if context.options.is_exact else 0
         self._n_prompt = 0
+        self._short = ShortCache(context, sequence) if context.options.n_kept else None
 
     def score(
         self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
@@ -104,11 +106,13 @@ class LlamaSession:
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
+        if self._short is not None:
+            return self._short.n_common(tokens)
         return self._context.n_common(token_array(tokens), self.sequence)
 
     @property
     def n_ctx(self) -> int:
-        """How many tokens the cache can hold."""
+        """How many tokens a text can have."""
         return self._context.n_ctx
 
     @property
@@ -125,9 +129,12 @@ class LlamaSession:
         self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Decode `tokens` in pieces before a score; calls `progress(n_done, n_all)` after each."""
-        n_all = len(self.unread(tokens)) if progress is not None else 0
+        self._feed(self._room(tokens), progress)
+
+    def _feed(self, tokens: array[int], progress: Callable[[int, int], None] | None = None) -> None:
+        n_all = len(self._unread(tokens)) if progress is not None else 0
         n_most: int | None = None
-        while piece := self.piece(tokens, n_most):
+        while piece := self._piece(tokens, n_most):
             before = self._context.decode_seconds
             self._context.decode(piece.tokens, 0, self.sequence)
             if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS:
@@ -140,7 +147,10 @@ class LlamaSession:
 
         Drops the cells that differ. The pieces of an exact context do not depend on `n_most`.
         """
-        unread = self.unread(tokens)
+        return self._piece(self._room(tokens), n_most)
+
+    def _piece(self, tokens: array[int], n_most: int | None) -> Piece | None:
+        unread = self._unread(tokens)
         if not unread:
             return None
         n = self._n_exact or min(n_most or len(unread), self._context.n_batch)
@@ -150,7 +160,9 @@ class LlamaSession:
 
     def unread(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens at the end of `tokens` that are not held, after dropping cells that differ."""
-        tokens = token_array(tokens)
+        return self._unread(self._room(tokens))
+
+    def _unread(self, tokens: array[int]) -> Sequence[int]:
         n_usable = self._n_usable(tokens)
         if min(n_usable, self._n_needless(tokens)) == len(tokens):
             return ()
@@ -161,7 +173,7 @@ class LlamaSession:
 
         In an exact context: those of whole pieces, or of the same prompt.
         """
-        n = self.n_common(tokens)
+        n = self._context.n_common(tokens, self.sequence)
         if not self._n_exact or n == len(tokens) == self._n_prompt:
             return n
         n = min(n, self._n_prompt)
@@ -178,7 +190,11 @@ class LlamaSession:
 
         Does nothing if the sequences do not share their cells.
         """
-        if self._context.can_share_passes:
+        if not self._context.can_share_passes:
+            return
+        if self._short is not None:
+            self._short.borrow(sequence, tokens)
+        else:
             self._context.copy_prefix(sequence, self.sequence, token_array(tokens))
 
     def prepare(
@@ -190,16 +206,16 @@ class LlamaSession:
     ) -> PreparedScore:
         """Drop the cells that differ, and decode all but the last batch, which is returned."""
         context = self._context
-        tokens = token_array(tokens)
+        tokens = self._room(tokens, len(draft))
         known = self._resume(tokens, len(tokens) - wants_rows)
         if (draft or self._drafts) and self._needs_checkpoint(len(draft)):
             if draft and len(tokens) - known > _MAX_REPEATED:
-                self.feed(tokens[:-1])
+                self._feed(tokens[:-1])
                 known = len(tokens) - 1
             self._save_checkpoint()
         missing = [*tokens[known:], *draft]
         if (n_before := len(missing) - context.n_batch) > 0:
-            self.feed([*tokens, *draft][: known + n_before])
+            self._feed(array("i", [*tokens, *draft])[: known + n_before])
             del missing[:n_before]
         return PreparedScore(missing, (len(draft) + 1) * wants_rows, parents)
 
@@ -208,6 +224,10 @@ class LlamaSession:
         first = start + len(prepared.tokens) - prepared.n_rows
         rows = self._context.rows(first, prepared.n_rows)
         return self._with_width(rows) if self._changes_width else rows
+
+    def _room(self, tokens: Sequence[int], n_more: int = 0) -> array[int]:
+        """What is read of a text, with room for `n_more` tokens more: all, or see ShortCache."""
+        return token_array(tokens) if self._short is None else self._short.room(tokens, n_more)
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
