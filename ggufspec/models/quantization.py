@@ -62,8 +62,9 @@ def shapes_of(of: Dimensions) -> Iterator[_Shaped]:
         yield "position_embd.weight", (of.n_embd, of.n_ctx)
     if kind.has_embedding_norm:
         yield from _norm("token_embd_norm", of.n_embd, kind)
-    for layer in range(of.n_layers):
-        for name, shape in (*_attention(of, kind), *_feed_forward(of, kind, layer)):
+    for layer in range(of.n_blocks):
+        head = _mtp(of) if layer >= of.n_layers else ()
+        for name, shape in (*_attention(of, kind), *_feed_forward(of, kind, layer), *head):
             yield f"blk.{layer}.{name}", shape
     yield from _norm("output_norm", of.n_embd, kind)
     if not of.tied:
@@ -137,6 +138,14 @@ def _experts(of: Dimensions, n_experts: int, kind: Architecture) -> Iterator[_Sh
         yield "ffn_down_shexp.weight", (width, of.n_embd)
 
 
+def _mtp(of: Dimensions) -> Iterator[_Shaped]:
+    yield "nextn.eh_proj.weight", (2 * of.n_embd, of.n_embd)
+    yield "nextn.embed_tokens.weight", (of.n_embd, of.n_vocab)
+    yield "nextn.shared_head_head.weight", (of.n_embd, of.n_vocab)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        yield f"nextn.{name}.weight", (of.n_embd,)
+
+
 # Names of quantizations: (llama_ftype, the type of most tensors).
 FILE_TYPES = {
     name: (QUANTIZATIONS.index(name), re.sub("_([SML]|MOE)$", "", name))
@@ -168,7 +177,7 @@ def header_of(name: str, of: Dimensions, quantization: str) -> Header:
     values: dict[str, Any] = {
         "context_length": of.n_ctx,
         "embedding_length": of.n_embd,
-        "block_count": of.n_layers,
+        "block_count": of.n_blocks,
         "feed_forward_length": of.n_ff_dense or of.n_ff,
         "attention.head_count": of.n_heads,
         "attention.head_count_kv": of.n_heads_kv,
@@ -187,6 +196,8 @@ def header_of(name: str, of: Dimensions, quantization: str) -> Header:
         values["rope.dimension_count"] = of.n_embd_head // 2
         values["expert_gating_func"] = _SIGMOID
         values["expert_weights_norm"] = True
+    if of.n_mtp_layers:
+        values["nextn_predict_layers"] = of.n_mtp_layers
     if of.n_experts:
         values["expert_count"] = of.n_experts
         values["expert_used_count"] = of.n_experts_used or 1
@@ -244,7 +255,7 @@ def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
     kind = {"Q2_K": q2_k, "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, base)
     if (mix == "Q3_K_M" and layer < 2) or (mix == "Q4_K_S" and layer < 4):
         kind = "Q5_K"
-    elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, of.n_layers):
+    elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, of.n_blocks):
         kind = "Q6_K"
     is_shared = of.architecture == "qwen2" or of.n_heads != of.n_heads_kv
     if of.n_layers == _LAYERS_OF_70B and is_shared and kind in ("Q3_K", "Q4_K"):
@@ -253,7 +264,7 @@ def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
 
 
 def _of_down(layer: int, mix: str, base: str, of: Dimensions) -> str:
-    n = of.n_layers
+    n = of.n_blocks
     if mix == "Q3_K_M":
         return "Q5_K" if layer < n // 16 else "Q4_K"
     if mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, n):

@@ -46,11 +46,17 @@ class Dimensions:
     n_experts_shared: int | None = None  # computed for every token
     n_dense_layers: int | None = None  # layers before the first with experts
     n_ff_dense: int | None = None  # the width of those
+    n_mtp_layers: int | None = None  # for multi-token prediction, besides n_layers
     tied: bool | None = None  # the output matrix is the token embedding
     license: str | None = None
     gated: bool | None = None  # the original's page asks for consent; copies may not
     page: str | None = None  # repository of the original
     note: str | None = None
+
+    @property
+    def n_blocks(self) -> int:
+        """All layers, with those for multi-token prediction."""
+        return self.n_layers + (self.n_mtp_layers or 0)
 
 
 @dataclass(frozen=True)

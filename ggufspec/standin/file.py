@@ -13,7 +13,7 @@ from ggufspec.models.header import Header
 from ggufspec.models.vocabulary_overlap import letters_of_bytes
 from ggufspec.standin.blocks import FLOATS, LAYOUTS
 from ggufspec.standin.next_token_table import words_of
-from ggufspec.standin.source import check_supported, source_of
+from ggufspec.standin.source import check_supported, source_of, without_mtp
 from ggufspec.standin.weights import Weights
 
 _RECIPE = 1  # raise it when other bytes are written: stand-ins of two recipes do not agree
@@ -26,17 +26,25 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama_token_type
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")
 
 
-def plan(like: str | Header, agreement: float = 1.0) -> GgufFile:
+def plan(
+    like: str | Header, agreement: float = 1.0, mtp_agreement: float | None = None
+) -> GgufFile:
     """The stand-in for a model, by its header or by a name that `source_of` takes.
 
     agreement: the share of tokens after which it has the successor of the table that all stand-ins
     of its vocabulary share: 1.0 for a target; for a draft, the acceptance rate of a drafted token
-    if those before it were accepted. Raises ModelError for a model that is not supported,
-    OptionError for an agreement outside 0 to 1.
+    if those before it were accepted. mtp_agreement: that of its MTP head; None: without the head.
+    Raises ModelError for a model that is not supported or has no MTP head, OptionError for an
+    agreement outside 0 to 1.
     """
-    if not 0 <= agreement <= 1:
-        raise OptionError(f"agreement is {agreement}; it must be from 0 to 1")
+    for share in (agreement, 0 if mtp_agreement is None else mtp_agreement):
+        if not 0 <= share <= 1:
+            raise OptionError(f"agreement is {share}; it must be from 0 to 1")
     of = source_of(like) if isinstance(like, str) else like
+    if mtp_agreement is None:
+        of = without_mtp(of)
+    elif not of.n_mtp_layers:
+        raise ModelError(f"{of.name} has no MTP head: leave its agreement out")
     check_supported(of)
     n_vocab = of.tensor("token_embd.weight").shape[1]
     _check(of, n_vocab)
@@ -53,7 +61,7 @@ def plan(like: str | Header, agreement: float = 1.0) -> GgufFile:
         **{key: value for key, value in own.items() if value is not None},
         **_vocabulary_values(n_vocab),
     }
-    return GgufFile(values, of.tensors, lambda: Weights(of, agreement).data())
+    return GgufFile(values, of.tensors, lambda: Weights(of, agreement, mtp_agreement or 0.0).data())
 
 
 def _check(of: Header, n_vocab: int) -> None:

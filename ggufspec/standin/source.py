@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
-from ggufspec.models.header import Header, read_header
+from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.models.pull import locate
 from ggufspec.models.quantization import ARCHITECTURES, FILE_TYPES, file_type_of, header_of
 from ggufspec.models.quants import quant_of
@@ -78,11 +78,21 @@ def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Head
 _LAYERED = re.compile(
     r"blk\.\d+\.(attn_(norm|q|k|v|qkv|output|q_norm|k_norm|sinks)|"
     r"post_(attention|ffw)_norm|exp_probs_b|"
+    r"nextn\.(eh_proj|embed_tokens|shared_head_head|enorm|hnorm|shared_head_norm)|"
     r"ffn_(norm|(gate|up|down)(_exps|_shexp)?|gate_inp))\.(weight|bias)"
 )
 _ENDS = re.compile(
     r"(token_embd|position_embd|token_embd_norm|output_norm|output|rope_freqs)\.(weight|bias)"
 )
+
+
+def without_mtp(of: Header) -> Header:
+    """The same model without its layers for multi-token prediction."""
+    left_out = of.mtp_layers
+    own = {f"{of.architecture}.block_count": left_out.start}
+    own[f"{of.architecture}.nextn_predict_layers"] = 0
+    kept = tuple(tensor for tensor in of.tensors if layer_of(tensor.name) not in left_out)
+    return replace(of, values={**of.values, **own}, tensors=kept)
 
 
 def check_supported(of: Header) -> None:

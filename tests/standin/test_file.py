@@ -116,6 +116,28 @@ def test_a_draft_agrees_as_often_as_asked(
         assert_follows(text.tokens)
 
 
+@pytest.mark.parametrize("agreement", [0.5, 0.8])
+def test_an_mtp_head_agrees_as_often_as_asked(agreement: float, tmp_path: Path) -> None:
+    of = standin.source_from_dimensions("small", small("glm4moe", n_mtp_layers=1), "MXFP4_MOE")
+    path = tmp_path / "model.gguf"
+    standin.write(standin.plan(of, mtp_agreement=agreement), path)
+    with ggufspec.load(path, "mtp", n_threads=1, n_ctx=512) as engine:
+        text = engine.generate([400], max_tokens=250, temperature=0, n_draft=1, drafter="model")
+    assert_follows(text.tokens)
+    assert text.stats.acceptance == pytest.approx(agreement, abs=0.02)
+
+
+def test_an_mtp_head_is_left_out_unless_asked_for() -> None:
+    of = standin.source_from_dimensions("small", small("glm4moe", n_mtp_layers=1), "Q8_0")
+    made = standin.plan(of)
+    assert made.tensors == standin.source_from_dimensions("", small("glm4moe"), "Q8_0").tensors
+    assert (made.values["glm4moe.block_count"], of.n_layers) == (3, 4)
+    with pytest.raises(ModelError, match="no MTP head"):
+        standin.plan(standin.source_from_dimensions("small", small(), "Q8_0"), mtp_agreement=0.5)
+    with pytest.raises(OptionError, match="from 0 to 1"):
+        standin.plan(of, mtp_agreement=1.5)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "bloom", "gemma3"])
 def test_a_tied_model_is_as_certain(architecture: str, tmp_path: Path) -> None:
     """The successor's logit is the planned one; the others are those of other codes."""
