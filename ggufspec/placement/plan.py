@@ -36,6 +36,7 @@ class PlacementOptions(CacheParams):
 
     n_ctx: int = 0
     n_ctx_usual: int = defaults.N_CTX  # at most, where it is not given
+    n_ctx_draft: int = 0  # cells of the draft for each slot; 0, or more: as many as the target
     n_batch: int = defaults.N_BATCH
     n_draft_max: int = defaults.N_DRAFT_MAX
     n_gpu_layers: int | None = None
@@ -242,7 +243,8 @@ def _plans(
     of_target = _Target(target, machine, caches)
     is_head = draft is not None and draft.n_row_values > 0
     n_rows = 1 if is_head else max(caches.n_draft_max, 2)  # for its own draft
-    of_draft = replace(caches, n_draft_max=0, n_rows=n_rows)
+    n_ctx = min(options.n_ctx_draft or caches.n_ctx, caches.n_ctx)
+    of_draft = replace(caches, n_ctx=n_ctx, n_draft_max=0, n_rows=n_rows)
     n_kept = options.n_cpu_ffn_draft
     draft_memory = ModelMemory(draft, of_draft, n_kept) if draft else None
     below = options.draft_of_draft

@@ -348,3 +348,16 @@ def test_a_gpu_without_room_for_buffers_reads_no_prompts(shapes: dict[str, Model
             assert (plan.offloads, plan.fits) == (offloads, True)
             assert bool(sum(plan.gpu_bytes)) == offloads
             assert plan.caches.n_ctx == 4096, "a shorter one would not help"
+
+
+def test_the_draft_may_have_fewer_cells_than_the_target(shapes: dict[str, ModelShape]) -> None:
+    target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
+    alone = Machine((), None)
+    asked = PlacementOptions(n_ctx=32768, n_slots=2)
+    n_all = plan_offload(target, draft, alone, asked).host_bytes
+    few = plan_offload(target, draft, alone, replace(asked, n_ctx_draft=1024))
+    n_saved = 2 * (32768 - 1024) * 2 * sum(layer.n_kv_values for layer in draft.layers)
+    assert n_saved <= n_all - few.host_bytes <= 1.05 * n_saved, "and buffers of that length"
+    assert few.caches.n_ctx == 32768
+    longer = plan_offload(target, draft, alone, replace(asked, n_ctx_draft=65536))
+    assert longer.host_bytes == n_all
