@@ -34,9 +34,9 @@ from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, read_draft
+from ggufspec.models.named_shape import estimated_shape
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import load_registry
-from ggufspec.models.shape import estimated_shape
 from ggufspec.standin.padded import padded_file, parse_size
 
 _N_TOKENS = 128

@@ -21,8 +21,9 @@ from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import MTP, is_head
+from ggufspec.models.named_shape import shape_of_name, shapes_of_pair
 from ggufspec.models.pull import locate
-from ggufspec.models.shape import ModelShape, shape_of_name, shapes_of_pair
+from ggufspec.models.shape import ModelShape
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.plan import OffloadPlan, PlacementOptions, alternatives

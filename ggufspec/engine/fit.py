@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from ggufspec.common import defaults, validate
 from ggufspec.engine.file_sampling import file_sampling
-from ggufspec.engine.speeds import Predicted, machine_for, measured, predicted
+from ggufspec.engine.speeds import PlacedShape, Predicted, machine_for, measured, predicted
 from ggufspec.errors import OptionError
 from ggufspec.llama.build import why_no_gpu
 from ggufspec.llama.context_options import KV_TYPES, choice
-from ggufspec.llama.devices import free_memory, gpus
-from ggufspec.models.header import read_header
+from ggufspec.llama.devices import buffer_types, free_memory, gpus
+from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
-from ggufspec.models.shape import ModelShape, draft_shape, shape_of
+from ggufspec.models.shape import ModelShape, draft_shape, shape_of, with_kept
 from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import n_rollback
+from ggufspec.placement.overrides import Overrides, check_buffers, check_patterns, on_cpu, stays
 from ggufspec.placement.plan import PlacementOptions, describe, longest_context, plan_offload
 from ggufspec.placement.speeds import PassTimes
 
@@ -29,6 +30,7 @@ _MOST_LAYERS = 2**31
 _MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
 _LIMITS = {
     "n_ctx": 2**31 - 1,
+    "n_ctx_draft": 2**31 - 1,
     "n_batch": 2**20,
     "n_draft_max": defaults.N_DRAFT_LIMIT,
     "n_slots": defaults.N_SLOTS_LIMIT,
@@ -46,12 +48,17 @@ class LoadOptions:
     draft_of_draft: Path | None = None
     n_ctx: int | None = None
     n_ctx_usual: int | None = defaults.N_CTX  # at most, where n_ctx is None; None: what fits
+    n_ctx_draft: int | None = None
     n_batch: int | None = None
     n_draft_max: int = defaults.N_DRAFT_MAX
     n_slots: int = 1
     exact: bool = False
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
+    overrides: Overrides | None = None  # of the target's tensors
+    overrides_draft: Overrides | None = None
+    n_cpu_ffn: int | None = None  # as PlacementOptions has it, and where they are given: all layers
+    n_cpu_ffn_draft: int = 0
     tensor_split: Sequence[float] = ()
     main_gpu: int | None = None
     n_threads: int | None = None
@@ -86,11 +93,17 @@ class Fit:
         header = read_header(options.target)
         check_model(header)
         self.file_sampling = file_sampling(header.values)
-        self._target = shape_of(header)
+        self._target = _kept(shape_of(header), header, options.overrides)
+        if options.overrides is not None:
+            n_kept = self._target.n_layers if options.overrides else 0
+            options = replace(options, n_cpu_ffn=n_kept)
         self._draft: ModelShape | None = None
         self.head: HeadFacts | None = None
         if options.draft is not None:
             self._draft, self.head = draft_shape(header, options.draft)
+            if options.overrides_draft:
+                self._draft = self._kept_draft(options)
+                options = replace(options, n_cpu_ffn_draft=self._draft.n_layers)
         self._draft_of_draft = self._shape_below(options)
         if options.exact and self.head is not None:
             raise OptionError(
@@ -134,6 +147,17 @@ class Fit:
                 "be a model that can write text by itself"
             )
         return shape_of(header)
+
+    def _kept_draft(self, options: LoadOptions) -> ModelShape:
+        """The shape of the draft with its overrides. Raises OptionError for those of a head."""
+        assert self._draft is not None
+        if self.head is not None or not isinstance(options.draft, Path):
+            raise OptionError(
+                "the draft is a head, whose tensors stay on the target's devices: leave out the "
+                "overrides for the draft (-otd, --cpu-moe-draft, --n-cpu-moe-draft, "
+                "--n-cpu-ffn-draft)"
+            )
+        return _kept(self._draft, read_header(options.draft), options.overrides_draft)
 
     def add(self, remote: Sequence[Gpu]) -> None:
         """Add devices of RPC servers, for the target only; they come first, as in llama.cpp."""
@@ -192,13 +216,22 @@ class Fit:
         times = PassTimes(self._target, self._known.bandwidths)
         return not self._gpus or times.copying_pays(n_batch)
 
-    def predicted(self, n_gpu_layers: Sequence[int], n_most: int) -> Predicted:
+    def predicted(self, n_gpu_layers: Sequence[int], used: LoadOptions, n_most: int) -> Predicted:
         """The costs of a model and its draft, for passes of up to `n_most` tokens.
 
-        n_gpu_layers: of the model and of all below it, down to the draft of the draft.
+        n_gpu_layers: of the model and of all below it, down to the draft of the draft. used: the
+        options that they were loaded with.
         """
-        shapes = [each for each in (self._target, self._draft, self._draft_of_draft) if each]
-        of, *drafts = zip(shapes[-len(n_gpu_layers) :], n_gpu_layers, strict=True)
+        shapes = [
+            (self._target, used.n_cpu_ffn),
+            (self._draft, used.n_cpu_ffn_draft),
+            (self._draft_of_draft, 0),
+        ]
+        known = [(shape, kept or 0) for shape, kept in shapes if shape][-len(n_gpu_layers) :]
+        of, *drafts = (
+            PlacedShape(shape, n, kept)
+            for (shape, kept), n in zip(known, n_gpu_layers, strict=True)
+        )
         return predicted(of, drafts[0] if drafts else None, self._known, n_most)
 
     def _default_n_ctx(self) -> int:
@@ -221,12 +254,15 @@ class Fit:
         return PlacementOptions(
             n_ctx=options.n_ctx or 0,
             n_ctx_usual=options.n_ctx_usual or defaults.N_CTX,
+            n_ctx_draft=options.n_ctx_draft or 0,
             n_batch=options.n_batch or defaults.N_BATCH,
             type_k=options.type_k,
             type_v=options.type_v,
             flash_attention=options.flash_attention != "off",
             n_gpu_layers=options.n_gpu_layers,
             n_gpu_layers_draft=options.n_gpu_layers_draft,
+            n_cpu_ffn=options.n_cpu_ffn,
+            n_cpu_ffn_draft=options.n_cpu_ffn_draft,
             n_slots=options.n_slots,
             n_draft_max=options.n_draft_max,
             draft_of_draft=self._draft_of_draft,
@@ -244,6 +280,10 @@ class Fit:
             options,
             n_gpu_layers=plan.n_gpu_layers,
             n_gpu_layers_draft=plan.n_gpu_layers_draft,
+            n_cpu_ffn=plan.n_cpu_ffn,
+            overrides=on_cpu(self._target.ffn_pattern, plan.n_cpu_ffn)
+            if options.overrides is None
+            else options.overrides,
             n_ctx=plan.caches.n_ctx if is_shorter else options.n_ctx,
             type_k=plan.caches.type_k,
             type_v=plan.caches.type_v,
@@ -252,6 +292,15 @@ class Fit:
             offloads=plan.offloads,
             placement=describe(plan, self._target, self._draft, machine),
         )
+
+
+def _kept(shape: ModelShape, header: Header, overrides: Overrides | None) -> ModelShape:
+    """The shape with what given overrides keep on the CPU. Raises OptionError for wrong ones."""
+    if not overrides:
+        return shape
+    check_buffers(overrides, buffer_types())
+    check_patterns(overrides, header.tensor_names)
+    return with_kept(shape, header, partial(stays, overrides))
 
 
 def layers(name: str, value: int | str) -> int | None:

@@ -34,6 +34,7 @@ from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.llama.vocab_map import VocabMap, map_of
 from ggufspec.models.heads import MTP, HeadFacts
 from ggufspec.placement.memory import n_leaves
+from ggufspec.placement.overrides import overrides_of
 from ggufspec.placement.rpc_address import addresses
 
 FIT = "fit"
@@ -51,12 +52,19 @@ def load(
     *,
     draft_of_draft: str | Path | None = None,
     n_ctx: int | str | None = None,
+    n_ctx_draft: int | None = None,
     n_batch: int | None = None,
     n_draft_max: int | None = None,
     n_slots: int = 1,
     exact: bool = False,
     n_gpu_layers: int | str = defaults.N_GPU_LAYERS,
     n_gpu_layers_draft: int | str = defaults.N_GPU_LAYERS,
+    override_tensor: Sequence[str] = (),
+    n_cpu_moe: int | None = None,
+    n_cpu_ffn: int | None = None,
+    override_tensor_draft: Sequence[str] = (),
+    n_cpu_moe_draft: int | None = None,
+    n_cpu_ffn_draft: int | None = None,
     tensor_split: Sequence[float] = (),
     main_gpu: int | None = None,
     rpc: Sequence[str] = (),
@@ -81,6 +89,9 @@ def load(
     faster; it is placed where the draft is.
     n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
     most 4096; "fit": that, or less where it would not fit into free memory.
+    n_ctx_draft: tokens that the cache of a draft model holds: of a longer text the first and the
+    newest, which changes what is drafted, not what is written. None: all of n_ctx. Not for heads,
+    nor for drafts with recurrent layers.
     n_batch: prompt tokens per batch; None: 512.
     n_draft_max: maximum drafted tokens per round; None: 16, or 3 if `exact`.
     n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
@@ -90,6 +101,11 @@ def load(
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
     "auto": the numbers that are predicted to be fastest together, within free memory.
     A head in the target's own file ("mtp") is where the target's last layers are.
+    override_tensor: "PATTERN=TYPE", as llama.cpp's -ot: tensors whose name has a match of the
+    regular expression are in that buffer type, such as CPU. n_cpu_moe: the experts of so many
+    layers, from the first, stay on the CPU; n_cpu_ffn: the feed-forward matrices of dense layers;
+    negative: of all. Without any of these and with n_gpu_layers "auto", the number is chosen, too.
+    The same with _draft, for a draft model.
     tensor_split: shares of the target's layers for several GPUs. main_gpu: the one for the draft.
     rpc: llama.cpp's RPC servers ("host:port"), whose devices take layers of the target as GPUs do
     and come before the local ones; with "auto" they get what does not fit on local GPUs, as far as
@@ -127,12 +143,17 @@ def load(
         draft=MTP if draft == MTP else None if draft is None else validate.path("draft", draft),
         n_ctx=None if n_ctx == FIT or n_ctx is None else validate.whole("n_ctx", n_ctx),
         n_ctx_usual=None if n_ctx == FIT else defaults.N_CTX,
+        n_ctx_draft=n_ctx_draft,
         n_batch=n_batch,
         n_draft_max=n_draft_default if n_draft_max is None else n_draft_max,
         n_slots=n_slots,
         exact=validate.switch("exact", exact),
         n_gpu_layers=fit.layers("n_gpu_layers", n_gpu_layers),
         n_gpu_layers_draft=fit.layers("n_gpu_layers_draft", n_gpu_layers_draft),
+        overrides=overrides_of("", override_tensor, n_cpu_moe, n_cpu_ffn),
+        overrides_draft=overrides_of(
+            "_draft", override_tensor_draft, n_cpu_moe_draft, n_cpu_ffn_draft
+        ),
         tensor_split=validate.shares("tensor_split", tensor_split),
         main_gpu=None if main_gpu is None else validate.whole("main_gpu", main_gpu),
         n_threads=n_threads,
@@ -255,7 +276,10 @@ def _roles(
     """What is loaded, in this order: its name in reports of progress, and how."""
     chosen = options.n_gpu_layers, options.n_gpu_layers_draft  # None: there is no GPU
     n_target, n_draft = (defaults.ALL_LAYERS if n is None else n for n in chosen)
-    of_target = partial(Model, options.target, rpc=rpc, mtp=options.draft == MTP)
+    overrides = options.overrides or ()
+    of_target = partial(
+        Model, options.target, rpc=rpc, mtp=options.draft == MTP, overrides=overrides
+    )
     yield "target", partial(of_target, n_gpu_layers=n_target, tensor_split=options.tensor_split)
     of_draft = partial(Model, gpu=options.main_gpu)
     if head is not None:
@@ -265,6 +289,7 @@ def _roles(
         of_draft = partial(Model, rpc=rpc) if reads_target else of_draft
         of_draft = partial(of_draft, is_head=True, mtp=head.kind == MTP)
     if options.draft is not None and options.draft != MTP:
+        of_draft = partial(of_draft, overrides=options.overrides_draft or ())
         yield "draft", partial(of_draft, options.draft, n_gpu_layers=n_draft)
     if options.draft_of_draft is not None:
         n_below = defaults.ALL_LAYERS if n_draft else 0
@@ -306,9 +331,11 @@ def _settings(
         is_exact=options.exact,
     )
     n_threads = 1 if head is None and _is_tiny(draft) else options.n_threads
+    n_kept = options.n_ctx_draft or 0
     of_draft = replace(
         shared,
         n_rows=1 if head else max(options.n_draft_max, 2),  # for its own draft
+        n_kept=n_kept if n_kept < shared.n_ctx else 0,
         n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
         n_threads=options.n_threads_draft or found.n_threads_draft or n_threads,
     )
@@ -327,7 +354,7 @@ def _profile(
     models = [context.model for context in contexts]
     n_most = contexts[0].n_rows * n_slots
     draft = models[1] if models[1:] else None
-    predicted = places.predicted([model.n_gpu_layers for model in models], n_most)
+    predicted = places.predicted([model.n_gpu_layers for model in models], options, n_most)
     return StoredProfile(
         profile_key(*contexts) if options.tuned else None,
         timed_start(models[0], draft, n_most, attention) or predicted.start,

@@ -46,22 +46,38 @@ class Predicted(NamedTuple):
     assumed: Mapping[str, object]
 
 
+class PlacedShape(NamedTuple):
+    """A model, its layers on GPUs, and of how many of them `n_ffn_bytes` stay on the CPU."""
+
+    shape: ModelShape
+    n_gpu_layers: int
+    n_cpu_ffn: int = 0
+
+    def times(self, at: Machine) -> PassTimes:
+        return PassTimes(self.shape, at.bandwidths, self.n_cpu_ffn)
+
+    @property
+    def n(self) -> int:
+        """The layers that there are, of those that were asked for."""
+        return min(self.n_gpu_layers, self.shape.n_layers + 1)
+
+
 def predicted(
-    target: tuple[ModelShape, int],
-    draft: tuple[ModelShape, int] | None,
+    target: PlacedShape,
+    draft: PlacedShape | None,
     known: Machine,
     n_most: int,
 ) -> Predicted:
-    """The costs of models with so many layers on GPUs, for passes of up to `n_most` tokens."""
-    models = [(shape, min(n, shape.n_layers + 1)) for shape, n in (target, draft or target)]
+    """The costs of models where they are, for passes of up to `n_most` tokens."""
+    models = target, draft or target
     unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in known.gpus), None)
-    assumed = [PassTimes(shape, unknown.bandwidths).shares(n)._asdict() for shape, n in models]
+    assumed = [each.times(unknown).shares(each.n)._asdict() for each in models]
     named = dict(zip(("target", "draft") if draft else ("target",), assumed, strict=False))
-    if known.n_remote or not any(n for _, n in models):
+    if known.n_remote or not any(each.n for each in models):
         return Predicted(None, named)
-    (times, n), (step, n_draft) = ((PassTimes(at, known.bandwidths), n) for at, n in models)
-    seconds = [times.seconds(n, n_tokens) for n_tokens in range(1, n_most + 1)]
-    one, two = (step.seconds(n_draft, n_tokens) for n_tokens in (1, 2))
+    times, step = (each.times(known) for each in models)
+    seconds = [times.seconds(models[0].n, n_tokens) for n_tokens in range(1, n_most + 1)]
+    one, two = (step.seconds(models[1].n, n_tokens) for n_tokens in (1, 2))
     return Predicted(Start(seconds, one, two - one), named)
 
 

@@ -16,6 +16,7 @@ import llama_cpp
 
 from ggufspec.llama.log import listening
 from ggufspec.placement.machine import Gpu
+from ggufspec.placement.overrides import Overrides, check_buffers
 
 POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 Signature = tuple[Any, list[Any]]  # the types of a C function: result, arguments
@@ -197,6 +198,38 @@ def offload_devices() -> list[Device]:
     """The GPUs that llama.cpp offloads to; without any, the first integrated GPU."""
     found = devices()
     return [at for at in found if at.kind == _GPU] or [at for at in found if at.kind == _IGPU][:1]
+
+
+class _TensorOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override in llama.h."""
+
+    _fields_ = (("pattern", TEXT), ("buffer_type", POINTER))
+
+
+def buffer_types() -> dict[str, int]:
+    """ggml's buffer types that weights can be in, with their pointers, by name."""
+    library = ggml(
+        {
+            "ggml_backend_dev_buffer_type": (POINTER, [POINTER]),
+            "ggml_backend_buft_name": (TEXT, [POINTER]),
+        }
+    )
+    found: dict[str, int] = {}
+    for device in devices() if library else ():
+        if buffer := library and library.ggml_backend_dev_buffer_type(device.pointer):
+            found.setdefault(library.ggml_backend_buft_name(buffer).decode(), buffer)
+    return found
+
+
+def tensor_overrides(overrides: Overrides) -> ctypes.Array[_TensorOverride]:
+    """An array for llama_model_params, which must be kept as long as the model.
+
+    Raises OptionError for a buffer type that there is not.
+    """
+    known = buffer_types()
+    check_buffers(overrides, known)
+    made = [_TensorOverride(each.pattern.encode(), known[each.buffer]) for each in overrides]
+    return (_TensorOverride * (len(made) + 1))(*made)
 
 
 def gpus() -> tuple[Gpu, ...]:

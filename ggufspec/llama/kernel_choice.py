@@ -20,6 +20,7 @@ from ggufspec.llama import devices, kernels, trial
 from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.log import logger
 from ggufspec.models.header import Header, layer_of, read_header
+from ggufspec.placement.overrides import Overrides, stays
 
 SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
 # Of a model that is partly on devices also those of a text of so many tokens, prompt and answer:
@@ -74,10 +75,14 @@ class Choice(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The devices of a model, and how many of its layers are on them; negative: all."""
+    """The devices of a model, and how many of its layers are on them; negative: all.
+
+    overrides: tensors of these layers that are elsewhere.
+    """
 
     devices: Sequence[str] = ()
     n_layers: int = 0
+    overrides: Overrides = ()
 
 
 def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[int | None, Choice]:
@@ -126,6 +131,8 @@ def _key(path: Path, placed: Placed, usable: Mapping[str, int]) -> dict[str, obj
     }
     if placed.devices:
         key |= {"devices": [*placed.devices], "n_gpu_layers": placed.n_layers}
+    if placed.overrides:
+        key["overrides"] = [*map(str, placed.overrides)]
     return key
 
 
@@ -148,7 +155,8 @@ def _used(header: Header, placed: Placed, usable: Mapping[str, int]) -> dict[str
     kinds, n_bytes = set(), 0
     for tensor in header.tensors:
         layer = layer_of(tensor.name)
-        if (header.n_layers if layer is None else layer) < n_host:
+        is_on_host = (header.n_layers if layer is None else layer) < n_host
+        if is_on_host or stays(placed.overrides, tensor.name):
             kinds.add(tensor.type)
             n_bytes += tensor.n_bytes
     free = devices.free_memory()

@@ -12,11 +12,12 @@ import llama_cpp
 
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
 from ggufspec.llama import amx, kernel_choice
-from ggufspec.llama.devices import offload_devices
+from ggufspec.llama.devices import offload_devices, tensor_overrides
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
 from ggufspec.llama.vocab import Vocab, meta_text
 from ggufspec.models.header import open_gguf
+from ggufspec.placement.overrides import Overrides
 
 
 class Heads(NamedTuple):
@@ -42,6 +43,7 @@ class Model:
         mmap: bool = True,
         mtp: bool = False,
         is_head: bool = False,
+        overrides: Overrides = (),
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load `path`. n_gpu_layers: negative for all.
@@ -49,9 +51,11 @@ class Model:
         tensor_split: the share of the layers for each GPU; empty: by free memory. gpu: the only GPU
         to use. rpc: devices of servers, which count as GPUs before those of this machine. mtp: load
         the layers of its MTP head too. is_head: the file is only a head for another model.
+        overrides: tensors that stay on the CPU, or go to another device, whatever their layer does.
         progress: called with the share that is loaded, up to 1.
 
-        Raises ModelError for a file that is missing, damaged, or not a model that writes text.
+        Raises ModelError for a file that is missing, damaged, or not a model that writes text,
+        OptionError for overrides by a buffer type that there is not.
         """
         self.path = Path(path)
         self._n_gpu_layers = n_gpu_layers
@@ -76,7 +80,12 @@ class Model:
             used = [*(at.pointer for at in rpc), *(at.pointer for at in offload_devices())]
             pointers = (ctypes.c_void_p * (len(used) + 1))(*used, None)
             params.devices = ctypes.cast(pointers, ctypes.c_void_p)
-        placed = kernel_choice.Placed(self._used_devices(), n_gpu_layers)
+        self.overrides = overrides if self._used_devices() else ()
+        if self.overrides:
+            # The array is read while the file is loaded; llama.cpp keeps its address.
+            self._patterns = tensor_overrides(self.overrides)
+            params.tensor_buft_overrides = ctypes.cast(self._patterns, ctypes.c_void_p)
+        placed = kernel_choice.Placed(self._used_devices(), n_gpu_layers, self.overrides)
         self._pointer: int | None
         self.is_head = is_head
         self._pointer, self.kernels = self._load(params, progress, placed, writes=not is_head)
@@ -245,7 +254,7 @@ class Model:
     @property
     def places(self) -> frozenset[str]:
         """Where its layers are: its devices, and the CPU if not all are on them."""
-        is_whole = self.n_gpu_layers > self.n_layers
+        is_whole = self.n_gpu_layers > self.n_layers and not self.overrides
         return frozenset(self.devices if is_whole else (*self.devices, "CPU"))
 
     def _number(self, key: str, default: int) -> int:

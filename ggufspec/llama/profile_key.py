@@ -52,6 +52,8 @@ def _model_key(model: Model) -> dict[str, object]:
     }
     if model.kernels.types:
         found["kernels"] = [*model.kernels.types]
+    if model.overrides:
+        found["overrides"] = [*map(str, model.overrides)]
     if devices := model.devices:
         found["devices"] = [*devices]
         if len(devices) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ggufspec.common import validate
@@ -12,7 +12,7 @@ from ggufspec.models.tensors import DENSE, EXPERTS
 
 CPU = "CPU"  # ggml's name of its buffer type
 ALL = -1
-_MOST = 2048  # layers; llama.cpp takes 4096 patterns (llama_max_tensor_buft_overrides)
+_MOST = 2048  # layers of a model
 
 
 class Override(NamedTuple):
@@ -35,7 +35,7 @@ def on_cpu(pattern: str, n_layers: int) -> Overrides:
     """Tensors of the first layers, as --n-cpu-moe and --n-cpu-ffn name them; negative: of all."""
     if n_layers < 0:
         return (Override(pattern),)
-    return tuple(Override(rf"blk\.{i}{pattern}") for i in range(n_layers))
+    return (Override(rf"blk\.({'|'.join(map(str, range(n_layers)))}){pattern}"),) * (n_layers > 0)
 
 
 def overrides_of(
@@ -63,26 +63,27 @@ def overrides_of(
     return tuple(made) if is_given else None
 
 
-def check(overrides: Overrides, name: str, tensors: Iterable[str], buffers: Iterable[str]) -> None:
-    """Raise OptionError for a buffer type that there is not, or a pattern of no tensor.
-
-    name: of the option. tensors: the names of those of the file.
-    """
-    buffers, tensors = [*buffers], [*tensors]
+def check_buffers(overrides: Overrides, buffers: Collection[str]) -> None:
+    """Raise OptionError for a buffer type that there is not."""
     for each in overrides:
         if each.buffer not in buffers:
             raise OptionError(
-                f"{name} has {each}, but there is no buffer type {each.buffer!r}; this build of "
-                f"llama.cpp has {', '.join(buffers)}"
+                f"the tensor override {each} (-ot) names the buffer type {each.buffer!r}; this "
+                f"build of llama.cpp and this machine have {', '.join(buffers)}"
             )
-    # Layers beyond the last are no error, nor are they for llama.cpp.
-    given = [each for each in overrides if not each.pattern.endswith((EXPERTS, DENSE))]
-    for each in given:
-        if not any(re.search(each.pattern, tensor) for tensor in tensors):
-            layer = [at for at in tensors if at.startswith("blk.0.")] or tensors
+
+
+def check_patterns(overrides: Overrides, tensors: Collection[str]) -> None:
+    """Raise OptionError for a pattern that matches none of a model's tensors."""
+    for each in overrides:
+        # Not all of the first layers need to have experts.
+        ends = (pattern for pattern in (EXPERTS, DENSE) if each.pattern.endswith(pattern))
+        pattern = next(ends, each.pattern)
+        if not any(re.search(pattern, tensor) for tensor in tensors):
+            first = [at.split(".", 2)[2] for at in tensors if at.startswith("blk.0.")]
             raise OptionError(
-                f"{name} has {each}, but the model has no tensor whose name matches; its first "
-                f"layer has {', '.join(layer)}"
+                f"no tensor of the model matches the pattern {each.pattern!r} (-ot, --cpu-moe, "
+                f"--n-cpu-moe, --n-cpu-ffn); its first layer has {', '.join(first)}"
             )
 
 

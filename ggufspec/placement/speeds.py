@@ -115,9 +115,8 @@ class PassTimes:
                 unit = _Weights(dense, unit.experts - kept * share)
             units.append(unit)
             n_split.append(is_split)
-        dense = accumulate((at.dense for at in units), initial=0.0)
-        experts = accumulate((at.experts for at in units), initial=0.0)
-        self._on_gpu = [_Weights(*of) for of in zip(dense, experts, strict=True)]
+        sums = (accumulate(of, initial=0.0) for of in zip(*units, strict=True))
+        self._on_gpu = [_Weights(*of) for of in zip(*sums, strict=True)]
         self._n_computed = list(accumulate(map(any, units), initial=0))
         self._n_split = list(accumulate(n_split, initial=0))
         self._n_embd, self._n_vocab = shape.n_embd, shape.n_vocab

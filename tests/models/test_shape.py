@@ -12,15 +12,10 @@ import tiny_heads
 
 from ggufspec.errors import ModelError
 from ggufspec.models.header import read_header
+from ggufspec.models.named_shape import estimated_shape, shape_of_name, trimmed_shape
 from ggufspec.models.quantization import header_of
 from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
-from ggufspec.models.shape import (
-    draft_shape,
-    estimated_shape,
-    shape_of,
-    shape_of_name,
-    trimmed_shape,
-)
+from ggufspec.models.shape import draft_shape, shape_of
 
 REGISTRY = load_registry()
 # Small models are mostly embedding, whose type and doubling no name tells.
