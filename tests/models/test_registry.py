@@ -38,6 +38,9 @@ def test_the_models_of_a_pair_can_draft_for_each_other() -> None:
     for pair in found.pairs.values():
         target, draft = found.models[pair.target].shape, found.models[pair.draft].shape
         assert target is not None
+        if "EAGLE3" in pair.draft:  # a head has no dimensions of its own here
+            assert found.models[pair.draft].repo == found.models[pair.target].repo
+            continue
         assert draft is not None
         assert target.vocabulary == draft.vocabulary
         assert abs(target.n_vocab - draft.n_vocab) <= 128

@@ -16,7 +16,10 @@ from ggufspec.models.registry import Dimensions, load_registry
 REGISTRY = load_registry()
 MIXES = [mix for mix in FILE_TYPES if mix not in ("F32", "F16", "BF16")]
 # With an importance matrix, or by a llama-quantize of 2023: a little larger.
-OTHERS = {"Llama-3.3-70B-Instruct-Q4_0", "Llama-3.2-1B-Instruct-Q4_0", "Llama-2-7B-Chat-Q2_K"}
+OTHERS = {
+    *("Llama-3.3-70B-Instruct-Q4_0", "Llama-3.2-1B-Instruct-Q4_0", "Llama-2-7B-Chat-Q2_K"),
+    "GLM-4.5-Air-Q4_K_M",
+}
 PUBLISHED = sorted(
     alias
     for alias, entry in REGISTRY.models.items()
