@@ -21,6 +21,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
 from ggufspec.models.heads import MTP, DraftFile
+from ggufspec.placement.overrides import Overrides
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 600.0  # large models load slowly
@@ -46,6 +47,8 @@ class LlamaCppProgram:
     n_threads_draft: int
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
+    overrides: Overrides = ()
+    overrides_draft: Overrides = ()
     spec_type: str = "draft-simple"
 
 
@@ -114,12 +117,16 @@ def loading_options(program: LlamaCppProgram) -> list[str]:
     made = ["-m", str(program.target), "-c", str(program.n_ctx), "-t", str(program.n_threads)]
     if program.n_gpu_layers is not None:
         made += ["-ngl", _layers(program.n_gpu_layers)]
+    if program.overrides:
+        made += ["-ot", ",".join(map(str, program.overrides))]
     if program.draft is not None:
         made += [] if program.draft == MTP else ["-md", str(program.draft)]
         made += ["--spec-type", program.spec_type]
         made += ["-td", str(program.n_threads_draft)]
         if program.n_gpu_layers_draft is not None:
             made += ["-ngld", _layers(program.n_gpu_layers_draft)]
+        if program.overrides_draft:
+            made += ["-otd", ",".join(map(str, program.overrides_draft))]
     return made
 
 

@@ -133,6 +133,8 @@ def opened_baselines(
         *(Path(), job.target, job.draft, engine.n_ctx, target.n_threads, draft.n_threads),
         n_gpu_layers=target.model.n_gpu_layers,
         n_gpu_layers_draft=draft.model.n_gpu_layers,
+        overrides=target.model.overrides,
+        overrides_draft=draft.model.overrides if draft is not target else (),
     )
     return open_baselines(folder, program, warn, wanted)
 

@@ -18,6 +18,7 @@ Option = Callable[[Any], Any]  # a decorator that gives a command one option
 
 COUNT = click.IntRange(min=0)
 AT_LEAST_1 = click.IntRange(min=1)
+LAYERS = click.IntRange(min=defaults.ALL_LAYERS)
 PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
 
 
@@ -55,7 +56,8 @@ def gathered(
     """Options whose values `make` turns into one argument of the command, named `into`."""
 
     probe: Any = _all(*options)(lambda: None)
-    names = [option.name for option in probe.__click_params__ if option.expose_value]
+    # A flag may set the value of another option.
+    names = dict.fromkeys(option.name for option in probe.__click_params__ if option.expose_value)
 
     def decorate(command: Command) -> Command:
         @wraps(command)
@@ -98,6 +100,13 @@ def context_option_of(default: str) -> Option:
         type=COUNT,
     )
 
+
+context_draft_option = option(
+    "-cd --ctx-size-draft n_ctx_draft",
+    "Context size of a draft model: of a longer text it reads the first and the newest tokens, "
+    "which saves memory.  [default: all]",
+    type=AT_LEAST_1,
+)
 
 context_option = context_option_of(f"at most {defaults.N_CTX}")
 
@@ -148,7 +157,43 @@ n_gpu_layers_draft_option = option(
     default=defaults.N_GPU_LAYERS,
 )
 
+
+def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
+    """Which tensors of the target or of the draft are elsewhere than their layer, or stay."""
+    in_name = end.replace("-", "_")
+    return (
+        option(
+            f"-ot{short} --override-tensor{end} override_tensor{in_name}",
+            f"Tensors of the {whose} that are in another buffer type, such as CPU, by regular "
+            "expressions of their names.",
+            metavar="PATTERN=TYPE,...",
+            default="",
+            callback=lambda context, option, value: tuple(filter(None, value.split(","))),
+            show_default=False,
+        ),
+        option(
+            f"-cmoe{short} --cpu-moe{end} n_cpu_moe{in_name}",
+            f"Keep the experts of all layers of the {whose} on the CPU.",
+            flag_value=defaults.ALL_LAYERS,
+            type=LAYERS,
+        ),
+        option(
+            f"-ncmoe{short} --n-cpu-moe{end} n_cpu_moe{in_name}",
+            f"Keep the experts of the first N layers of the {whose} on the CPU; -1: of all."
+            + ("" if end else "  [default: with -ngl auto, what is fastest]"),
+            type=LAYERS,
+        ),
+        option(
+            f"-ncffn{short} --n-cpu-ffn{end} n_cpu_ffn{in_name}",
+            "The same for the feed-forward matrices of dense layers.",
+            type=LAYERS,
+        ),
+    )
+
+
+OVERRIDES = _override_options("", "", "target")
 LOAD = (
+    context_draft_option,
     option(
         "-b --batch-size n_batch",
         "Prompt tokens per batch, for target and draft.  [default: from tune, or "
@@ -159,6 +204,8 @@ LOAD = (
     n_threads_draft_option,
     n_gpu_layers_option,
     n_gpu_layers_draft_option,
+    *OVERRIDES,
+    *_override_options("-draft", "d", "draft"),
     option(
         "-ts --tensor-split tensor_split",
         "Proportions of the target's layers per GPU, such as 3,1.  [default: by free memory]",

@@ -24,14 +24,17 @@ from ggufspec.models.heads import MTP, is_head
 from ggufspec.models.named_shape import shape_of_name, shapes_of_pair
 from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape
+from ggufspec.models.tensors import DENSE, EXPERTS
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.machine import Gpu, Machine
-from ggufspec.placement.plan import OffloadPlan, PlacementOptions, alternatives
+from ggufspec.placement.overrides import on_cpu
+from ggufspec.placement.plan import OffloadPlan, PlacementOptions, alternatives, ffn_name
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(i?))?(B?)\s*", re.IGNORECASE)
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free
 _MOST_BYTES = 2**53
 _LEAST_BANDWIDTH = 10**6
+_OPTIONS = {EXPERTS: "--n-cpu-moe", DENSE: "--n-cpu-ffn"}
 
 
 def parse_bytes(value: str) -> int:
@@ -110,7 +113,8 @@ def command(
 ) -> None:
     """Predict the speed of a pair for several placements of its layers. Loads no model.
 
-    A draft on the GPU is faster, but takes memory from layers of the target. The first row is what
+    A draft on the GPU is faster, but takes memory from layers of the target. Experts of a mixture
+    can stay on the CPU while the rest of their layers is on the GPU. The first row is what
     `-ngl auto -ngld auto` chooses, or the target alone if that is faster. Predictions come from
     bytes and bandwidths: they rank placements better than they predict speeds. `ggufspec devices`
     lists the GPUs of this machine.
@@ -166,7 +170,7 @@ def command(
         _print(plans, shape, shape_draft, shape_below, machine, acceptance, hardware["rpc"])
         is_here = hardware["vram"] is None and not hardware["rpc"]
         if is_here and (paths := locate(target)) is not None:
-            _print_kernels(paths[0], plans[0][1].n_gpu_layers, shape)
+            _print_kernels(paths[0], plans[0][1], shape)
 
 
 def _is_head(name: str) -> bool:
@@ -241,7 +245,7 @@ def _print(
         )
     placed = None if draft is None or draft.is_inside else draft
     render.echo("GPU layers of target and draft, memory of GPUs and host, draft length n:")
-    rows = [["placement", "target", "draft", "GPU", "host", "n", "tokens/s"]]
+    rows = [["placement", "target", "on CPU", "draft", "GPU", "host", "n", "tokens/s"]]
     for i, (name, plan) in enumerate(plans):
         if any(plan == other for _, other in plans[:i]):
             continue
@@ -249,6 +253,7 @@ def _print(
             [
                 name if plan.fits else f"{name}: too large",
                 f"{plan.n_gpu_layers}/{target.n_layers + 1}",
+                f"{ffn_name(target)} of {plan.n_cpu_ffn}" if _is_split(plan) else "",
                 f"{plan.n_gpu_layers_draft}/{placed.n_layers + 1}" if placed else "",
                 format_bytes(sum(plan.gpu_bytes)) if machine.gpus else "",
                 format_bytes(plan.host_bytes),
@@ -258,15 +263,19 @@ def _print(
         )
     render.echo_rows(rows)
     chosen = plans[0][1]
-    if chosen.n_gpu_layers <= target.n_layers:
+    if chosen.n_gpu_layers <= target.n_layers or chosen.n_cpu_ffn:
         from ggufspec.engine.speeds import weights_note
 
         render.echo(f"\nThe target's weights are {weights_note(target.matrix_type)}.")
     if not chosen.fits:
         render.echo("\nNone of these fits: use a smaller quantization or a smaller model.")
         return
+    if _is_split(chosen):
+        (kept,) = on_cpu(target.ffn_pattern, chosen.n_cpu_ffn)
+        render.echo(f"\nOn the CPU stay the tensors with names like {kept.pattern}")
     render.echo(
         f"\nOptions of llama.cpp for the first row: -ngl {chosen.n_gpu_layers}"
+        + (f" {_OPTIONS[target.ffn_pattern]} {chosen.n_cpu_ffn}" if _is_split(chosen) else "")
         + (f" -ngld {chosen.n_gpu_layers_draft}" if chosen.n_draft and placed else "")
         + (f" -ts {','.join(map(str, chosen.split))}" if len(machine.gpus) > 1 else "")
         + (f" --rpc {','.join(rpc)}" if rpc else "")
@@ -274,14 +283,20 @@ def _print(
     )
 
 
-def _print_kernels(path: Path, n_gpu_layers: int, shape: ModelShape) -> None:
-    """What the first load has measured about the layers on the CPU."""
+def _is_split(plan: OffloadPlan) -> bool:
+    return plan.n_gpu_layers > 0 < plan.n_cpu_ffn
+
+
+def _print_kernels(path: Path, plan: OffloadPlan, shape: ModelShape) -> None:
+    """What the first load has measured about the weights on the CPU."""
     from ggufspec.llama.devices import offload_devices
     from ggufspec.llama.kernel_choice import Placed, recall
 
-    if n_gpu_layers > shape.n_layers:
+    if plan.n_gpu_layers > shape.n_layers and not plan.n_cpu_ffn:
         return
-    choice = recall(path, Placed([device.name for device in offload_devices()], n_gpu_layers))
+    devices = [device.name for device in offload_devices()]
+    kept = on_cpu(shape.ffn_pattern, plan.n_cpu_ffn) if devices else ()
+    choice = recall(path, Placed(devices, plan.n_gpu_layers, kept))
     if choice is None:
         render.echo(
             "The first load measures whether its passes are faster with ggufspec's kernels or with "

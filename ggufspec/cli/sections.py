@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Final
 
 import click
@@ -41,9 +42,11 @@ _SECTIONS: Final = {
         *("choices",),
     ),
     "Devices and memory": (
-        *("n_gpu_layers", "n_gpu_layers_draft", "tensor_split", "main_gpu", "rpc", "ram"),
-        *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_batch"),
-        *("flash_attention", "type_k", "type_v", "mmap"),
+        *("n_gpu_layers", "n_gpu_layers_draft", "override_tensor", "n_cpu_moe", "n_cpu_ffn"),
+        *("override_tensor_draft", "n_cpu_moe_draft", "n_cpu_ffn_draft", "tensor_split"),
+        *("main_gpu", "rpc", "ram"),
+        *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_ctx_draft"),
+        *("n_batch", "flash_attention", "type_k", "type_v", "mmap"),
     ),
     "Server": ("host", "api_key", "api_key_file", "cors_origins", "n_slots"),
     "Processes": ("n_workers", "address", "n_gpus"),
@@ -71,15 +74,15 @@ class SectionedCommand(click.Command):
     """A command whose --help has sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {}
+        records: dict[str, list[tuple[str, str]]] = {}  # a flag may set another option's value
         for option in self.get_params(ctx):
             if isinstance(option, click.Argument):
                 continue  # in the usage line; some versions of click list them without a text
             if option.name and (record := option.get_help_record(ctx)) is not None:
-                records[option.name] = (_shortened(record[0]), record[1])
+                records.setdefault(option.name, []).append((_shortened(record[0]), record[1]))
         if len(records) <= _FEW:
             with formatter.section("Options"):
-                formatter.write_dl(list(records.values()))
+                formatter.write_dl([*chain(*records.values())])
             return
         for title, names in _SECTIONS.items():
             is_last = title == list(_SECTIONS)[-1]
@@ -87,7 +90,7 @@ class SectionedCommand(click.Command):
             listed += records.values() if is_last else []
             if listed:
                 with formatter.section(title):
-                    formatter.write_dl(listed)
+                    formatter.write_dl([*chain(*listed)])
 
 
 class SectionedGroup(click.Group, SectionedCommand):
