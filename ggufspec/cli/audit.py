@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import load_options as loading
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     shared.seed_option,
 )
 @audited_options
-@shared.load_options
+@loading.load_options
 @shared.json_option
 @shared.verbose_option
 def command(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import load_options as loading
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
@@ -166,7 +167,7 @@ _format_option = option(
     type=FILE,
 )
 @sampling_options_beside_temperature
-@shared.load_options
+@loading.load_options
 @shared.verbose_option
 @click.pass_context
 def command(

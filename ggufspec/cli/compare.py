@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, TimedText, verdict
+from ggufspec.cli import load_options as loading
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.demo import WARM_UP_TOKENS
@@ -64,7 +65,7 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
     ),
     shared.seed_option,
 )
-@shared.load_options
+@loading.load_options
 @option(
     "--speed",
     "Speed of the replay, relative to the race; 0: show only the end.",

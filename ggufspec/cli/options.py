@@ -18,7 +18,6 @@ Option = Callable[[Any], Any]  # a decorator that gives a command one option
 
 COUNT = click.IntRange(min=0)
 AT_LEAST_1 = click.IntRange(min=1)
-LAYERS = click.IntRange(min=defaults.ALL_LAYERS)
 PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
 
 
@@ -92,153 +91,6 @@ class OrAuto(click.ParamType[Any]):
             raise
 
 
-def context_option_of(default: str) -> Option:
-    return option(
-        "-c --ctx-size n_ctx",
-        "Context size: tokens of prompt and text together; 0: what the target was trained for.  "
-        f"[default: that, {default}]",
-        type=COUNT,
-    )
-
-
-context_draft_option = option(
-    "-cd --ctx-size-draft n_ctx_draft",
-    "Context size of a draft model: of a longer text it reads the first and the newest tokens, "
-    "which saves memory.  [default: all]",
-    type=AT_LEAST_1,
-)
-
-context_option = context_option_of(f"at most {defaults.N_CTX}")
-
-
-type_k_option, type_v_option = (
-    option(
-        f"-ct{name} --cache-type-{name} type_{name}",
-        f"Type of the {name.upper()} cache: {', '.join(defaults.KV_TYPES)}.",
-        type=click.Choice(defaults.KV_TYPES),
-        metavar="TYPE",
-        default=defaults.KV_TYPE,
-    )
-    for name in "kv"
-)
-
-rpc_option = option(
-    "--rpc rpc",
-    "llama.cpp RPC servers that take layers of the target, as GPUs do. They have no "
-    "authentication: use them only in a network that you trust.",
-    metavar="HOST:PORT,...",
-    callback=lambda context, option, value: _servers(value),
-)
-
-n_threads_option = option(
-    "-t --threads n_threads",
-    "Threads for the target.  [default: from tune, or one per core]",
-    type=AT_LEAST_1,
-)
-
-n_threads_draft_option = option(
-    "-td --threads-draft n_threads_draft",
-    "Threads for the draft.  [default: from tune, or as the target; 1 if tiny]",
-    type=AT_LEAST_1,
-)
-
-n_gpu_layers_option = option(
-    "-ngl --gpu-layers n_gpu_layers",
-    "Layers of the target on GPUs, counting the output layer; -1: all; auto: the number "
-    "with the best predicted speed that fits free memory.",
-    type=OrAuto(click.INT),
-    default=defaults.N_GPU_LAYERS,
-)
-
-n_gpu_layers_draft_option = option(
-    "-ngld --gpu-layers-draft n_gpu_layers_draft",
-    "Layers of the draft on its GPU, likewise.",
-    type=OrAuto(click.INT),
-    default=defaults.N_GPU_LAYERS,
-)
-
-
-def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
-    """Which tensors of the target or of the draft are elsewhere than their layer, or stay."""
-    in_name = end.replace("-", "_")
-    return (
-        option(
-            f"-ot{short} --override-tensor{end} override_tensor{in_name}",
-            f"Tensors of the {whose} that are in another buffer type, such as CPU, by regular "
-            "expressions of their names.",
-            metavar="PATTERN=TYPE,...",
-            default="",
-            callback=lambda context, option, value: tuple(filter(None, value.split(","))),
-            show_default=False,
-        ),
-        option(
-            f"-cmoe{short} --cpu-moe{end} n_cpu_moe{in_name}",
-            f"Keep the experts of all layers of the {whose} on the CPU.",
-            flag_value=defaults.ALL_LAYERS,
-            type=LAYERS,
-        ),
-        option(
-            f"-ncmoe{short} --n-cpu-moe{end} n_cpu_moe{in_name}",
-            f"Keep the experts of the first N layers of the {whose} on the CPU; -1: of all."
-            + ("" if end else "  [default: with -ngl auto, what is fastest]"),
-            type=LAYERS,
-        ),
-        option(
-            f"-ncffn{short} --n-cpu-ffn{end} n_cpu_ffn{in_name}",
-            "The same for the feed-forward matrices of dense layers.",
-            type=LAYERS,
-        ),
-    )
-
-
-OVERRIDES = _override_options("", "", "target")
-LOAD = (
-    context_draft_option,
-    option(
-        "-b --batch-size n_batch",
-        "Prompt tokens per batch, for target and draft.  [default: from tune, or "
-        f"{defaults.N_BATCH}]",
-        type=AT_LEAST_1,
-    ),
-    n_threads_option,
-    n_threads_draft_option,
-    n_gpu_layers_option,
-    n_gpu_layers_draft_option,
-    *OVERRIDES,
-    *_override_options("-draft", "d", "draft"),
-    option(
-        "-ts --tensor-split tensor_split",
-        "Proportions of the target's layers per GPU, such as 3,1.  [default: by free memory]",
-        default="",
-        metavar="N,N...",
-        callback=lambda context, option, value: _shares(value),
-        show_default=False,
-    ),
-    option(
-        "-mg --main-gpu main_gpu",
-        "GPU for the draft.  [default: the one with the best predicted speed]",
-        type=COUNT,
-    ),
-    rpc_option,
-    option(
-        "-fa --flash-attn flash_attention",
-        "Flash attention; auto: the faster choice on CPUs, measured once, else llama.cpp's.",
-        type=click.Choice(["auto", "on", "off"]),
-        default=defaults.FLASH_ATTENTION,
-    ),
-    type_k_option,
-    type_v_option,
-    option(
-        "--exact",
-        "Use passes of one size (--draft-n or 3, plus 1), so that greedy text is equal bit for bit "
-        "with and without drafts, and beside other texts. Slower where drafts are rejected.",
-        is_flag=True,
-    ),
-    option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
-)
-load_options = gathered("load_settings", context_option, *LOAD)
-
-
 def _limit(context: click.Context, option: click.Parameter, value: int) -> int | None:
     if value != -1 and value < 1:
         raise click.BadParameter("must be at least 1, or -1 for no limit")
@@ -252,25 +104,6 @@ max_tokens_option = option(
     default=-1,
     callback=_limit,
 )
-
-
-def _shares(value: str) -> tuple[float, ...]:
-    if not value:
-        return ()
-    from ggufspec.common import validate
-
-    try:
-        return validate.shares("it", [float(part) for part in value.split(",")])
-    except ValueError as error:  # OptionError is one
-        raise click.BadParameter(f"{value!r} is not a list of proportions such as 3,1") from error
-
-
-def _servers(value: str | None) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    from ggufspec.placement import rpc_address
-
-    return tuple(map(str, rpc_address.addresses("--rpc", value.split(","))))
 
 
 seed_option = option("-s --seed", "Seed of the random numbers.  [default: random]", type=COUNT)

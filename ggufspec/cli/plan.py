@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ggufspec.cli import load_options as loading
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
@@ -86,7 +87,7 @@ def _bandwidth(value: str) -> int:
         metavar="SIZE",
         type=_bandwidth,
     ),
-    shared.rpc_option,
+    loading.rpc_option,
 )
 @option(
     "--acceptance",
@@ -95,9 +96,9 @@ def _bandwidth(value: str) -> int:
     default=defaults.ACCEPTANCE,
 )
 @shared.draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
-@shared.context_option
-@shared.type_k_option
-@shared.type_v_option
+@loading.context_option
+@loading.type_k_option
+@loading.type_v_option
 @shared.json_option
 def command(
     target: str,

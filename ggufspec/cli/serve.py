@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import load_options as loading
 from ggufspec.cli import options as shared
 from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import INTERRUPTED
@@ -35,8 +36,8 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @text_settings.default_options
 @gathered(
     "load_settings",
-    shared.context_option_of("or less where memory is short"),
-    *shared.LOAD,
+    loading.context_option_of("or less where memory is short"),
+    *loading.LOAD,
     text_settings.draft_text_option,
     option(
         "--remember n_remembered",

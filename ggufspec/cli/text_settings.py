@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import load_options as loading
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.options import Command, Option, gathered, option
@@ -75,7 +76,7 @@ draft_text_option = option(
     multiple=True,
     metavar="FILE",
 )
-load_options = gathered("load_settings", shared.context_option, *shared.LOAD, draft_text_option)
+load_options = gathered("load_settings", loading.context_option, *loading.LOAD, draft_text_option)
 
 chat_template_option = _from_file(
     "--chat-template-file chat_template",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import load_options as loading
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR
@@ -82,10 +83,10 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
     metavar="FILE",
     multiple=True,
 )
-@shared.n_threads_option
-@shared.n_threads_draft_option
-@shared.n_gpu_layers_option
-@shared.n_gpu_layers_draft_option
+@loading.n_threads_option
+@loading.n_threads_draft_option
+@loading.n_gpu_layers_option
+@loading.n_gpu_layers_draft_option
 @shared.json_option
 @shared.verbose_option
 def command(

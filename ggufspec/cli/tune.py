@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import load_options as loading
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.names import PairOptions, find_draft, find_model
@@ -58,7 +59,7 @@ _SETTINGS = {
     type=click.IntRange(1, 1000),
     default=defaults.TUNE_RUNS,
 )
-@shared.load_options
+@loading.load_options
 @shared.json_option
 @option(
     "--forget forgets",
