@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from experts import ranked_experts
 
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
@@ -20,6 +21,7 @@ from ggufspec.llama.session import LlamaSession
 DECODERS = [
     tiny.write_llama,
     tiny.write_swa,
+    tiny.write_moe,
     tiny.write_mamba,
     tiny.write_rwkv,
     tiny.write_hybrid,
@@ -85,6 +87,15 @@ def test_seeds_differ_and_noise_leaves_a_resemblance(write: Writer, tmp_path: Pa
 
     assert agreement(seed=1) < 0.1
     assert 0.3 < agreement(perturb=0.05) < 0.95
+
+
+def test_tokens_of_a_mixture_have_experts_of_their_own(tmp_path: Path) -> None:
+    tokens = tiny.SPM.spell("what the model says")
+    ranked = ranked_experts(tiny.write_moe(tmp_path / "model.gguf"), tokens, 16)
+    assert ranked.shape == (2, len(tokens), 16)
+    for layer in np.sort(ranked[:, :, :2], axis=2):
+        assert len(np.unique(layer, axis=0)) > len(tokens) // 2
+        assert len(np.unique(layer)) > 4
 
 
 def test_sharpness_peaks_the_distribution(tmp_path: Path) -> None:

@@ -390,6 +390,50 @@ def write_swa(
     return write_gguf(path, "gemma3", facts, vocab, tensors)
 
 
+def write_moe(
+    path: Path,
+    *,
+    seed: int = 0,
+    perturb: float = 0.0,
+    n_embd: int = 32,
+    n_layer: int = 2,
+    n_experts: int = 16,
+    n_used: int = 2,
+    n_ctx_train: int = 256,
+    vocab: Vocab = SPM,
+    sharpness: float = 3.0,
+    chat_template: str | list[dict[str, str]] | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A mixture of experts, a Qwen 3, with random weights. Each token has experts of its own."""
+    weights, n_ff = Weights(seed, perturb), n_embd // 2
+    tensors = weights.ends(vocab, n_embd, sharpness)
+    for layer in range(n_layer):
+        prefix = f"blk.{layer}"
+        for norm in ("attn", "ffn"):
+            tensors[f"{prefix}.{norm}_norm.weight"] = np.ones(n_embd, np.float32)
+        for norm in ("q", "k"):
+            tensors[f"{prefix}.attn_{norm}_norm.weight"] = np.ones(n_embd // N_HEAD, np.float32)
+        tensors |= weights.attention(prefix, n_embd)
+        shapes = {
+            "ffn_gate_inp": (n_experts, n_embd),
+            "ffn_gate_exps": (n_experts, n_ff, n_embd),
+            "ffn_up_exps": (n_experts, n_ff, n_embd),
+            "ffn_down_exps": (n_experts, n_embd, n_ff),
+        }
+        for name, shape in shapes.items():
+            name = f"{prefix}.{name}.weight"
+            tensors[name] = weights.normal(name, *shape, deviation=2 / np.sqrt(shape[-1]))
+    facts = {
+        **transformer(n_embd, n_layer, n_ctx_train),
+        "expert_count": n_experts,
+        "expert_used_count": n_used,
+        "expert_feed_forward_length": n_ff,
+        **(header or {}),
+    }
+    return write_gguf(path, "qwen3moe", facts, vocab, tensors, chat_template)
+
+
 def write_mamba(
     path: Path,
     *,

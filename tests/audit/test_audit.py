@@ -95,7 +95,9 @@ def test_progress_is_reported(pair: Engine) -> None:
 # What it uses
 
 
-@pytest.mark.parametrize("writer", [tiny.write_llama, tiny.write_mamba, tiny.write_qwen35])
+@pytest.mark.parametrize(
+    "writer", [tiny.write_llama, tiny.write_moe, tiny.write_mamba, tiny.write_qwen35]
+)
 def test_logits_of_a_text_are_those_of_its_prefixes(writer: object, tmp_path: Path) -> None:
     path = writer(tmp_path / "model.gguf")  # type: ignore[operator]
     prompt, text = [1, 9, 8], [7, 6, 5, 9, 9]

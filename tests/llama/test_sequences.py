@@ -27,6 +27,7 @@ from ggufspec.llama.session import LlamaSession
 WRITERS: dict[str, Callable[..., Path]] = {
     "llama": tiny.write_llama,
     "swa": tiny.write_swa,
+    "moe": tiny.write_moe,
     "mamba": tiny.write_mamba,
     "hybrid": tiny.write_hybrid,
     "qwen35": tiny.write_qwen35,
@@ -205,7 +206,7 @@ def test_a_failed_pass_leaves_no_sequence_with_tokens_that_it_does_not_hold(
 
 
 def test_which_models_share_passes(model: Model, context: Context) -> None:
-    assert context.can_share_passes == (model.description.startswith("llama"))
+    assert context.can_share_passes == model.description.startswith(("llama", "qwen3moe"))
     alone = context_of(model, 1)
     assert not alone.can_share_passes
     alone.close()

@@ -26,6 +26,7 @@ from ggufspec.llama.session import LlamaSession, thin
 WRITERS: dict[str, Callable[..., Path]] = {
     "llama": tiny.write_llama,
     "swa": tiny.write_swa,
+    "moe": tiny.write_moe,
     "mamba": tiny.write_mamba,
     "hybrid": tiny.write_hybrid,
     "rwkv": tiny.write_rwkv,

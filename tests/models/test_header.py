@@ -23,6 +23,7 @@ from ggufspec.models.tensors import TYPES, Tensor
 WRITERS: list[Callable[[Path], Path]] = [
     tiny.write_llama,
     tiny.write_swa,
+    tiny.write_moe,
     tiny.write_mamba,
     tiny.write_rwkv,
     tiny.write_hybrid,
