@@ -19,6 +19,8 @@ def profile_key(
         below = {"draft_of_draft": _model_key(draft_of_draft.model)}
     if target.options.is_exact:  # all its passes have this width
         below["exact"] = target.n_rows
+    if draft is not None and draft.options.n_kept:
+        below["n_ctx_draft"] = draft.options.n_kept
     return {
         **below,
         "pair": pair_key(target.model, draft.model if draft else None, target.options),

@@ -59,6 +59,7 @@ def test_what_costs_depend_on_makes_another_key(target: Path, draft: Path) -> No
         {},
         {"n_threads": 2},
         {"n_threads_draft": 3},
+        {"n_ctx_draft": 64},
         {"flash_attention": "off"},
         {"type_k": "f32"},
         {"type_v": "f32"},
