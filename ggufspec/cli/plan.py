@@ -97,6 +97,7 @@ def _bandwidth(value: str) -> int:
 )
 @shared.draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
 @loading.context_option
+@loading.context_draft_option
 @loading.type_k_option
 @loading.type_v_option
 @shared.json_option
@@ -108,6 +109,7 @@ def command(
     acceptance: float,
     n_draft: int | str,
     n_ctx: int | None,
+    n_ctx_draft: int | None,
     type_k: str,
     type_v: str,
     as_json: bool,
@@ -147,6 +149,7 @@ def command(
     machine = _machine(shape, **hardware)
     wishes = PlacementOptions(
         n_ctx=n_ctx or (0 if n_ctx is None else shape.n_ctx_train),
+        n_ctx_draft=n_ctx_draft or 0,
         type_k=type_k,
         type_v=type_v,
         n_draft=None if isinstance(n_draft, str) else n_draft,

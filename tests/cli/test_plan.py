@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,3 +216,24 @@ def test_a_trimmed_draft_costs_less_before_it_is_made_too(
     assert cut["draft"]["n_bytes"] == pytest.approx(whole["draft"]["n_bytes"] / 4, rel=0.01)
     speeds = [each["plans"][0]["tokens_per_second"] for each in (whole, cut)]
     assert speeds[0] < speeds[1]
+
+
+def test_a_smaller_context_of_the_draft_takes_less_memory(pair: list[str]) -> None:
+    there = (*pair, "--vram", "0", "--ram", "64GiB", "-c", "32768")
+    whole, short = document(*there), document(*there, "-cd", "1024")
+    n_saved = 31 * 1024 * 32 * 2 * 1024 * 2  # layers, keys and values in f16
+    with_draft = [
+        next(plan["host_bytes"] for plan in found["plans"] if plan["way"] != "no draft")
+        for found in (whole, short)
+    ]
+    assert with_draft[0] - with_draft[1] >= n_saved
+
+
+def test_experts_on_the_cpu_are_shown_with_their_pattern_and_options() -> None:
+    result = invoke("--target", "Qwen3-30B-A3B-Q4_K_M", "--vram", "12GiB", "--ram", "64GiB")
+    assert result.exit_code == 0, result.output
+    matched = re.search(r"chosen +49/49 +experts of (\d+) ", result.output)
+    assert matched, result.output
+    assert f"-ngl 49 --n-cpu-moe {matched[1]} -c" in result.output
+    assert rf"|{int(matched[1]) - 1})\.ffn_(up|down|gate|gate_up)_(ch|)exps" in result.output
+    assert re.search(r"whole layers +\d+/49  ", result.output)
