@@ -113,7 +113,7 @@ def reference_of(
 def text_context(model: Model, like: Context, layer_skip: LayerSkip | None = None) -> Context:
     """A context for `rows_of`, with the other options of another one."""
     options = replace(like.options, n_ctx=N_CTX, n_rows=N_COUNTED, n_sequences=1)
-    return Context(model, options, layer_skip)
+    return Context(model, options, layer_skip, pools=like.pools)
 
 
 def rows_of(context: Context, excerpt: Excerpt) -> Logits:

@@ -291,7 +291,8 @@ class _Trimmer:
             shape = shape_of(read_header(model.path))
             step = self._step
             if cut != self._as_it_is:
-                with closing(Context(model, self._like.options)) as context:
+                made = Context(model, self._like.options, pools=self._like.pools)
+                with closing(made) as context:
                     filled = FilledContext(context, depth=_DEPTH, n_most=1)
                     before, after = self._seconds(self._filled, filled).values()
                 step *= min(after) / min(before)

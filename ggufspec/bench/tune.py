@@ -289,7 +289,7 @@ class _Trials:
 
     def _reading(self, whose: str, like: Context, n_batch: int, n_tokens: int) -> float:
         """The minimum seconds of a prompt of n_tokens, in a context of its own."""
-        sizes = {"n_ctx": n_tokens, "n_batch": n_batch, "n_rows": 1, "n_sequences": 1}
+        sizes = {"n_ctx": n_tokens, "n_batch": n_batch, "n_rows": 1, "n_sequences": 1, "n_kept": 0}
         progress = partial(self.tell, f"Trying n_batch {n_batch} of the {whose}")
         with closing(_changed(like, {**sizes, "n_threads": like.n_threads})) as context:
             return min(timing.time_reading(context, n_tokens, _N_PROMPTS, progress))
@@ -317,7 +317,8 @@ def choose(seconds: Mapping[int, float], usual: int) -> int:
 
 
 def _changed(context: Context, options: Mapping[str, Any]) -> Context:
-    return Context(context.model, replace(context.options, **options), link=context.link)
+    changed = replace(context.options, **options)
+    return Context(context.model, changed, link=context.link, pools=context.pools)
 
 
 def _summed_up(n_tokens: int, seconds: Sequence[float]) -> Pass:

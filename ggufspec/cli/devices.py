@@ -88,7 +88,8 @@ def _print(document: dict[str, Any]) -> None:
     used = f"{own['instructions']} for {', '.join(own['types'])}"
     render.echo(f"own kernels: {used if own['types'] else 'none, ' + own['reason']}")
     cores = f"{document['n_threads']} by default, {document['n_logical_cores']} logical cores"
-    render.echo(f"threads: {cores}")
+    kept = ", kept by ggufspec: llama.cpp has no OpenMP" if document["thread_pools"] else ""
+    render.echo(f"threads: {cores}{kept}")
     for line in document["messages"][-_N_SHOWN:]:
         render.echo(f"llama.cpp: {line}")
     for line in document["advice"]:

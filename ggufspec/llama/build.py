@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import llama_cpp
 
-from ggufspec.llama import devices, kernels
+from ggufspec.llama import devices, kernels, threadpool
 from ggufspec.llama.devices import POINTER, SIZE, TEXT, Device
 from ggufspec.llama.install import CUDA, METAL, VULKAN, VisibleGpu, build_command, visible_gpus
 from ggufspec.placement.speeds import known_bandwidth
@@ -151,6 +151,7 @@ def facts() -> dict[str, Any]:
         "kernels": kernels.status()._asdict(),
         "n_threads": devices.n_threads_default(),
         "n_logical_cores": devices.n_logical_cores(),
+        "thread_pools": threadpool.are_needed(),
         "advice": advice(built, found, visible_gpus(), os.environ),
     }
 
