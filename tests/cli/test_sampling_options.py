@@ -138,6 +138,7 @@ def test_an_invalid_constraint_is_refused_before_models_are_loaded(
         (("--draft-temp", "0.5"), "--draft-temp needs a draft model"),
         (("--draft-n", "3"), "--draft-n needs a draft model"),
         (("-td", "1"), "--threads-draft needs a draft model"),
+        (("-cd", "512"), "--ctx-size-draft needs a draft model"),
         (("--mirostat", "2"), "--mirostat is not supported"),
         (("--xtc-probability", "0.5"), "--xtc-probability is not supported"),
         (("-md", TARGET[1], "--draft-temp", "warm"), "neither a number nor auto"),
