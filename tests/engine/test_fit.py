@@ -19,6 +19,8 @@ from ggufspec.errors import ClosedError, ModelError, OptionError, OutOfMemoryErr
 from ggufspec.llama.context import Context
 from ggufspec.llama.model import Model
 from ggufspec.placement.machine import Gpu
+from ggufspec.placement.overrides import stays
+from ggufspec.standin import source_of
 
 MIB = 2**20
 
@@ -73,6 +75,39 @@ def test_the_placement_is_one_line(tmp_path: Path, has_gpus: Callable[..., None]
     with ggufspec.load(target, draft, n_threads=1) as engine:
         assert engine.placement is not None
         assert "3 of 3 layers of the target and 2 of 2 of the draft" in engine.placement
+
+
+def test_experts_that_have_no_room_stay_on_the_cpu(
+    tmp_path: Path, has_gpus: Callable[..., None]
+) -> None:
+    target = paper.write(tmp_path / "moe.gguf", source_of("Qwen3-30B-A3B-Q4_K_M"))
+    has_gpus(12 * 1024 * MIB)
+    placed = fit.Fit(fit.LoadOptions(target)).first()
+    assert placed.n_gpu_layers == 49
+    assert placed.overrides
+    assert stays(placed.overrides, "blk.0.ffn_up_exps.weight")
+    assert not stays(placed.overrides, "blk.47.ffn_up_exps.weight")
+    assert "layers of the target without experts of the first" in (placed.placement or "")
+    whole = fit.Fit(fit.LoadOptions(target, overrides=())).first()
+    assert whole.n_gpu_layers < 49
+    assert whole.overrides == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"override_tensor": ["exps=Nowhere9"]}, "'Nowhere9'; this build of llama.cpp"),
+        ({"override_tensor": ["shexp=CPU"]}, "no tensor of the model matches the pattern 'shexp'"),
+        ({"n_cpu_ffn": 3}, "no tensor of the model matches"),
+        ({"override_tensor_draft": ["nothing=CPU"]}, "its first layer has"),
+    ],
+)
+def test_overrides_that_fit_no_tensor_or_no_device_are_refused(
+    asked: dict[str, Any], found: str, tmp_path: Path, draft: Path
+) -> None:
+    target = tiny.write_moe(tmp_path / "moe.gguf")
+    with pytest.raises(OptionError, match=found):
+        ggufspec.load(target, draft, **asked)
 
 
 def test_a_gpu_without_room_gets_nothing(target: Path, has_gpus: Callable[..., None]) -> None:

@@ -27,7 +27,7 @@ from ggufspec.placement.speeds import (
     predict_speed,
 )
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +265,59 @@ def test_a_batch_reads_more_experts_than_one_token_does() -> None:
     few, some, many = (PassTimes(shape, on_gpu).seconds(9, n) for n in (1, 8, 9))
     assert some / few == pytest.approx(8, rel=0.01), "up to 8 tokens each reads its own anew"
     assert many < some, "so that a pass over more is faster"
+
+
+def mixture(n_layers: int = 48, n_embd: int = 2048) -> ModelShape:
+    """Nine tenths of each layer are experts, of which a token uses a sixteenth."""
+    layer = Layer(400 * MIB, 60 * MIB, 1024, 0, 360 * MIB, 360 * MIB)
+    rest = (300 * MIB, 300 * MIB, n_embd, 768, 32, 128, 151936, 40960, 30 * 10**9)
+    layers = (layer,) * n_layers
+    return ModelShape("m", layers, *rest, n_experts=128, n_experts_used=8, n_matrix_bytes=120 * MIB)
+
+
+@pytest.mark.parametrize("free", [4, 8, 12, 16])
+def test_experts_leave_a_small_gpu_before_layers_do(free: int) -> None:
+    target, at = mixture(), machine(free)
+    plan = plan_offload(target, None, at, PlacementOptions())
+    assert plan.n_gpu_layers == 49
+    assert 0 < plan.n_cpu_ffn < 48
+    assert plan.fits
+    assert plan.gpu_bytes[0] <= at.gpus[0].n_free
+    whole = plan_offload(target, None, at, PlacementOptions(n_cpu_ffn=0))
+    assert plan.tokens_per_second > 1.2 * whole.tokens_per_second
+    fewer = PlacementOptions(n_ctx=4096, n_gpu_layers=49, n_cpu_ffn=plan.n_cpu_ffn - 1)
+    more = plan_offload(target, None, at, fewer)
+    assert not more.fits or more.caches.type_k != "f16", "no more experts had room"
+    names = [name for name, _ in alternatives(target, None, at, PlacementOptions())]
+    assert names == ["chosen", "no draft", "whole layers", "experts on CPU", "all on CPU"]
+    assert f"without experts of the first {plan.n_cpu_ffn}" in describe(plan, target, None, at)
+
+
+def test_a_gpu_too_small_for_all_attention_gets_layers_without_experts() -> None:
+    target = mixture()
+    plan = plan_offload(target, None, machine(2), PlacementOptions())
+    assert 0 < plan.n_gpu_layers < 49
+    assert plan.n_cpu_ffn == 48
+
+
+def test_a_gpu_with_room_for_everything_keeps_it_and_a_number_that_was_given_is_kept() -> None:
+    everything = plan_offload(mixture(), None, machine(40), PlacementOptions())
+    assert (everything.n_gpu_layers, everything.n_cpu_ffn) == (49, 0)
+    for asked in (PlacementOptions(n_cpu_ffn=7), PlacementOptions(n_gpu_layers=5)):
+        plan = plan_offload(mixture(), None, machine(40), asked)
+        assert plan.n_cpu_ffn == (asked.n_cpu_ffn or 0)
+
+
+def test_a_draft_does_not_push_experts_off_the_gpu_where_that_is_slower() -> None:
+    target, at = mixture(), machine(8)
+    draft = replace(mixture(24, 1024), n_experts=0, n_experts_used=0)
+    bytes_ = Layer(60 * MIB, 60 * MIB, 1024)
+    draft = replace(draft, layers=(bytes_,) * 24)
+    alone = plan_offload(target, None, at, PlacementOptions())
+    pair = plan_offload(target, draft, at, PlacementOptions())
+    assert pair.tokens_per_second > 0.97 * alone.tokens_per_second, "a buffer for its prompts"
+    assert pair.n_gpu_layers_draft == 0
+    assert pair.n_cpu_ffn - alone.n_cpu_ffn <= 1
 
 
 def test_a_plan_is_described_in_one_line(shapes: dict[str, ModelShape]) -> None:
