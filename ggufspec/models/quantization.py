@@ -202,8 +202,10 @@ def header_of(name: str, of: Dimensions, quantization: str) -> Header:
         values["expert_count"] = of.n_experts
         values["expert_used_count"] = of.n_experts_used or 1
         values["expert_feed_forward_length"] = of.n_ff
-        values["expert_shared_count"] = of.n_experts_shared or 0
-        values["leading_dense_block_count"] = of.n_dense_layers or 0
+    if of.n_experts_shared:
+        values["expert_shared_count"] = of.n_experts_shared
+    if of.n_dense_layers:
+        values["leading_dense_block_count"] = of.n_dense_layers
     named = {f"{of.architecture}.{key}": value for key, value in values.items()}
     named |= {"general.architecture": of.architecture, "general.name": name}
     named["general.file_type"] = FILE_TYPES[quantization][0]

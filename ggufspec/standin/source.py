@@ -89,6 +89,8 @@ _ENDS = re.compile(
 def without_mtp(of: Header) -> Header:
     """The same model without its layers for multi-token prediction."""
     left_out = of.mtp_layers
+    if not left_out:
+        return of
     own = {f"{of.architecture}.block_count": left_out.start}
     own[f"{of.architecture}.nextn_predict_layers"] = 0
     kept = tuple(tensor for tensor in of.tensors if layer_of(tensor.name) not in left_out)
