@@ -250,6 +250,11 @@ def test_what_cannot_be_stood_in_for_is_refused() -> None:
         standin.plan(standin.source_from_dimensions("small", small(n_vocab=300), "Q4_0"))
     with pytest.raises(ModelError, match="mixture of experts"):
         standin.plan(standin.source_from_dimensions("small", small("qwen3moe", tied=True), "Q4_0"))
+    of = standin.source_from_dimensions("small", small("qwen3moe"), "Q4_0")
+    routers = {"blk.0.ffn_gate_inp.weight": "Q8_0"}
+    tensors = tuple(each._replace(type=routers.get(each.name, each.type)) for each in of.tensors)
+    with pytest.raises(ModelError, match=r"gate_inp.weight in Q8_0.*are BF16, F16, F32$"):
+        standin.plan(replace(of, tensors=tensors))
 
 
 def in_a_process(code: str, path: Path) -> subprocess.Popen[bytes]:
