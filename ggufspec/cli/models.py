@@ -29,7 +29,7 @@ from ggufspec.models.pull import Mismatch, locate
 from ggufspec.models.pull import check as check_one
 from ggufspec.models.pull import pull as pull_one
 from ggufspec.models.registry import ModelEntry, ModelPair, TrimEntry, load_registry
-from ggufspec.models.shape import shape_of
+from ggufspec.models.shape import experts_of, shape_of
 from ggufspec.models.trim_facts import trim_of, trim_text
 
 
@@ -226,6 +226,7 @@ def rm(name: str, yes: bool) -> None:
 def _header_text(header: Header) -> str:
     from ggufspec.engine.file_sampling import sampling_text
     from ggufspec.engine.speeds import weights_note
+    from ggufspec.placement.speeds import experts_note
 
     facts = _header_facts(header)
     layers = list(filter(None, facts["layer_bytes"]))  # without those of a head
@@ -240,6 +241,7 @@ def _header_text(header: Header) -> str:
         "quantization": facts["quantization"],
         # For targets only.
         **({} if is_head(header) else {"weights": weights_note(facts["matrix_type"])}),
+        **({"experts": experts_note(*experts)} if (experts := experts_of(header))[0] else {}),
         "layers": f"{len(layers)}, {span} each",
         **({"head": facts["head"]} if facts["head"] else {}),
         "context": f"{facts['n_ctx']} tokens",

@@ -30,6 +30,7 @@ from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.overrides import on_cpu
 from ggufspec.placement.plan import OffloadPlan, PlacementOptions, alternatives, ffn_name
+from ggufspec.placement.speeds import experts_note
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(i?))?(B?)\s*", re.IGNORECASE)
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free
@@ -271,6 +272,8 @@ def _print(
         from ggufspec.engine.speeds import weights_note
 
         render.echo(f"\nThe target's weights are {weights_note(target.matrix_type)}.")
+    if target.n_experts:
+        render.echo(f"\nExperts: {experts_note(target.n_experts, target.n_experts_used)}.")
     if not chosen.fits:
         render.echo("\nNone of these fits: use a smaller quantization or a smaller model.")
         return

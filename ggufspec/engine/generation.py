@@ -34,6 +34,7 @@ from ggufspec.engine.reading import Pieces, Reading
 from ggufspec.engine.slots import DraftSession, SlotLease
 from ggufspec.engine.text import TextStream
 from ggufspec.llama.session import LlamaSession
+from ggufspec.placement.speeds import experts_note
 
 
 class Generation:
@@ -244,7 +245,10 @@ class Generation:
             notes=notes,
         )
         text, tokens = "".join(self._text), tuple(self._tokens)
-        return Completion(text, tokens, self.finish_reason, stats, self._policy.advice())
+        advice, experts = self._policy.advice(), self._pair.target.model.experts
+        if advice is not None and experts is not None:
+            advice += f". The target is a mixture of experts, {experts_note(*experts)}"
+        return Completion(text, tokens, self.finish_reason, stats, advice)
 
     def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
         """The drafter and the loop. Raises OptionError."""

@@ -226,6 +226,12 @@ class Model:
         return Heads(n, n_kv, k, v)
 
     @property
+    def experts(self) -> tuple[int, int] | None:
+        """How many a layer has, and how many a token uses; None: it is no mixture."""
+        n_experts, n_used = (self._number(f"expert_{of}", 0) for of in ("count", "used_count"))
+        return (n_experts, n_used) if 0 < n_used < n_experts else None
+
+    @property
     def n_kv_values(self) -> int:
         """Values for each token in the K and V caches; 0 where `heads` is None."""
         heads = self.heads

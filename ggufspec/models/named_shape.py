@@ -37,11 +37,13 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
             f"neither the bits of {quantization} nor the size of {entry.alias} are known: download "
             f"it first, with `ggufspec models pull {entry.alias}`"
         )
-    made = shape_of(header_of(entry.alias, known, mix or _USUAL_MIX))
+    header = header_of(entry.alias, known, mix or _USUAL_MIX)
+    made = shape_of(header)
     n_layer_bytes = sum(layer.n_bytes for layer in made.layers)
     scale = 1.0  # of the layers, so that the file has its registered size
     if entry.size is not None:
-        scale = (entry.size - made.n_bytes + n_layer_bytes) / n_layer_bytes
+        n_mtp_bytes = sum(tensor.n_bytes for tensor in header.mtp_tensors)  # not loaded
+        scale = (entry.size - n_mtp_bytes - made.n_bytes + n_layer_bytes) / n_layer_bytes
     layers = [
         replace(
             layer,

@@ -132,7 +132,7 @@ def shape_of(header: Header) -> ModelShape:
     _check_tokens(header)
     n_heads = max(header.numbers("attention.head_count", 0))
     is_tied = header.is_tied and header.architecture != EAGLE3
-    n_experts, n_used = _experts(header)
+    n_experts, n_used = experts_of(header)
     used = header.mtp_layers if is_mtp_alone(header) else range(header.mtp_layers.start)
     n_input = n_output = n_params = n_matrix = 0
     for tensor in header.tensors:
@@ -268,7 +268,7 @@ def _check_tokens(header: Header) -> None:
 
 def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
     """All layers; those that are not used have no bytes."""
-    n_experts, n_used = _experts(header)
+    n_experts, n_used = experts_of(header)
     share = n_used / n_experts if n_experts else 1.0
     pattern = re.compile(EXPERTS if n_experts else DENSE)
     n_state = _state_bytes(header, n_embd)
@@ -294,7 +294,7 @@ def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
     return tuple(made)
 
 
-def _experts(header: Header) -> tuple[int, int]:
+def experts_of(header: Header) -> tuple[int, int]:
     """Of a layer of a mixture, and those for a token; 0 and 0 for other models."""
     n_experts, n_used = (header.number(f"expert_{of}", 0) for of in ("count", "used_count"))
     return (n_experts, n_used) if 0 < n_used < n_experts else (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -26,6 +27,7 @@ TRANSFER_BANDWIDTH = 12e9  # bytes/s between CPU and GPU: half of PCIe 4.0 x16, 
 _N_COPIED = 32
 _N_ANEW = 8  # MMVQ_MAX_BATCH_SIZE
 _UNION_POWER = 0.785
+_NOTED = (2, 4, 8)
 SPLIT_SECONDS = 60e-6  # of a layer that is computed by a GPU and the CPU: to hand over twice
 _CACHE_VALUE_BYTES = 2
 N_DRAFT_MOST = 16
@@ -68,6 +70,21 @@ def type_note(matrix_type: str, is_ours: bool) -> str:
     else:
         effect = "each token adds to a pass; a Q4_0 file gains more by speculation"
     return f"mostly {matrix_type}: on a CPU, {effect}"
+
+
+def experts_note(n_experts: int, n_used: int) -> str:
+    """A line on what a mixture of experts means for speculation."""
+    factors = (n_union(n, n_experts, n_used) / n_used for n in _NOTED)
+    return (
+        f"{n_used} of {n_experts} for each token: passes over {_listed(_NOTED)} tokens read "
+        f"{_listed(f'{factor:.1f}' for factor in factors)} times the experts of one, so that more "
+        "drafted tokens must be accepted than with a dense model"
+    )
+
+
+def _listed(values: Iterable[object]) -> str:
+    *first, last = map(str, values)
+    return f"{', '.join(first)} and {last}"
 
 
 class Shares(NamedTuple):

@@ -133,3 +133,19 @@ def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == INTERRUPTED
     assert err.strip() == b"ggufspec: interrupted"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mixture_with_its_mtp_head_is_shown_with_its_experts(
+    command: Command, tmp_path: Path
+) -> None:
+    like, path = tmp_path / "like.gguf", tmp_path / "target.gguf"
+    made = standin.source_from_dimensions("m", small("glm4moe", n_mtp_layers=1), "Q4_K_M")
+    standin.write(standin.plan(made, mtp_agreement=1.0), like)
+    assert command("standin", "--like", like, "--mtp-agreement", "0.5", path).code == 0
+    result = command(
+        *("run", "-t", "1", "-m", path, "-md", "mtp", "--temp", "0", "-n", "150", "--json"),
+        *("-c", "512", "--draft-n", "1", "-p", "Once"),
+    )
+    assert result.document["acceptance"] == pytest.approx(0.5, abs=0.06)
+    shown = command("models", "show", path).out
+    assert "3 of 16 for each token: passes over 2, 4 and 8 tokens read" in shown
