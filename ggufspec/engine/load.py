@@ -239,7 +239,9 @@ def _load(
         link = None
         for model, its_settings in zip(models, settings, strict=False):
             link = HeadLink(contexts[0], head) if contexts and head else None
-            context = Context(model, its_settings, link=link)
+            # Not of contexts on other devices, which may compute at the same time.
+            pools = (made.pools for made in contexts if made.model.places & model.places)
+            context = Context(model, its_settings, link=link, pools=next(pools, None))
             contexts.append(stack.enter_context(closing(context)))
             if its_settings.is_exact:
                 check_exact(context)

@@ -127,6 +127,17 @@ def test_contexts_with_the_same_threads_decode_one_after_the_other(model: Model)
         assert (a.n_cells(), b.n_cells()) == (6, 3)
 
 
+@linux
+@own_threads
+def test_target_and_draft_share_their_threads() -> None:
+    before = threads()
+    pair = embedded_target(), embedded_draft()
+    with ggufspec.load(*pair, n_ctx=64, n_threads=2, n_threads_draft=2, tuned=False) as engine:
+        engine.generate("Once upon a time", max_tokens=4)
+        assert len(threads() - before) == 1
+    assert threads() == before
+
+
 @own_threads
 def test_an_engine_that_waits_takes_no_processor_time() -> None:
     with ggufspec.load(embedded_target(), n_ctx=64, n_threads=2, tuned=False) as engine:
