@@ -48,7 +48,15 @@ STEEP = [
     21.3,
 ]
 FLAT = [20.0 + 0.4 * n for n in range(16)]
-CURVES = {"stairs": [*STAIRS, 17.7], "steep": [*STEEP, 21.5], "flat": [*FLAT, 26.4]}
+# Of a mixture of experts on a GPU (ik_llama.cpp#1630: 170, 112, 175, 266 tokens/s in passes over 1,
+# 2, 4, 8 tokens): two tokens take longer than two passes, eight do not.
+EXPERTS = [5.9, 17.9, 20.4, 22.9, 24.7, 26.5, 28.3, 30.1, *(32.1 + 2.0 * n for n in range(8))]
+CURVES = {
+    "stairs": [*STAIRS, 17.7],
+    "steep": [*STEEP, 21.5],
+    "flat": [*FLAT, 26.4],
+    "experts": [*EXPERTS, 48.1],
+}
 
 
 # The rule
@@ -290,6 +298,25 @@ def test_a_draft_that_is_always_wrong_costs_next_to_nothing(
     assert seconds_of(curve, 0.03 * curve[0], policy, **options) < 1.03 * 400 * curve[0]
     if drafter == "model" and shape != "flat":  # there, even a look is cheap
         assert "drafting did not help" in (policy.advice() or "")
+
+
+def test_a_cheap_size_behind_a_dear_one_is_found() -> None:
+    """By the passes that are timed when a model is loaded."""
+    curve, logits = CURVES["experts"], near(0.05)
+    start = Start(curve, 0.03 * curve[0], 0.01 * curve[0], is_measured=True)
+    policy = AutoLength(CostModel(N_MOST + 1, start=start), PRIOR)
+    lengths: list[int] = []
+
+    def observe(round_: Round) -> None:
+        lengths.append(round_.n_drafted)
+        draft = 0.03 * curve[0] * policy.rule.n_evaluated
+        policy.observe_round(
+            round_._replace(target_seconds=curve[round_.n_drafted], draft_seconds=draft)
+        )
+
+    rounds_of(logits, policy, n_tokens=1000, observe=observe)
+    assert np.median(lengths[-50:]) >= 7
+    assert 1 not in lengths[:50], "two tokens in a pass are dearer than two passes"
 
 
 def test_a_draft_that_is_too_slow_gets_advice() -> None:
