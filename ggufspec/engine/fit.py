@@ -20,7 +20,13 @@ from ggufspec.models.shape import ModelShape, draft_shape, shape_of, with_kept
 from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import n_rollback
 from ggufspec.placement.overrides import Overrides, check_buffers, check_patterns, on_cpu, stays
-from ggufspec.placement.plan import PlacementOptions, describe, longest_context, plan_offload
+from ggufspec.placement.plan import (
+    OffloadPlan,
+    PlacementOptions,
+    describe,
+    longest_context,
+    plan_offload,
+)
 from ggufspec.placement.speeds import PassTimes
 
 # Shares of the free memory of GPUs that further attempts plan with: a driver may report memory as
@@ -301,8 +307,14 @@ class Fit:
             tensor_split=options.tensor_split or (plan.split if is_split else ()),
             main_gpu=gpu_draft if options.main_gpu is None else options.main_gpu,
             offloads=plan.offloads,
-            placement=describe(plan, self._target, self._draft, machine) + left_out,
+            placement=self._described(plan, machine) + left_out,
         )
+
+    def _described(self, plan: OffloadPlan, machine: Machine) -> str:
+        if not self._options.overrides:
+            return describe(plan, self._target, self._draft, machine)
+        line = describe(replace(plan, n_cpu_ffn=0), self._target, self._draft, machine)
+        return f"{line}; the tensors that you named are where you put them"
 
 
 def _kept(shape: ModelShape, header: Header, overrides: Overrides | None) -> ModelShape:

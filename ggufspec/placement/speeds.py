@@ -11,16 +11,17 @@ from typing import NamedTuple
 from ggufspec.common.toml import read_toml
 from ggufspec.models.shape import ModelShape
 
-# The share of a GPU's nominal bandwidth that small batches of quantized weights get: 8 B Q3_K_L on
-# a 4090 (1,008 GB/s) wrote 87 tokens/s; newer builds do better.
-GPU_EFFICIENCY = 0.4
+# The share of a GPU's nominal bandwidth that small batches of quantized weights get, and seconds of
+# a layer, however small (kernel launches): 8 B Q3_K_L wrote 87 tokens/s on a 4090 (1,008 GB/s) and
+# 212 on an H200 (4,800 GB/s), gpt-oss-20b 324 there.
+GPU_EFFICIENCY = 0.47
+LAYER_SECONDS = 75e-6
 GPU_BANDWIDTH = 400e9  # bytes/s, nominal, of a GPU that is not in speeds.toml
 HOST_BANDWIDTH = 40e9  # bytes/s that a CPU gets from its memory: two channels of DDR5
 GPU_SLOPE = 0.09  # what each further token of a batch adds, as a share of a pass over one token
 HOST_SLOPE = 0.4
 _PACKED = 0.7  # share of its bandwidth that a CPU gets where weights must be unpacked first
 _PACKED_BITS = 7  # weights of fewer bits are unpacked
-LAYER_SECONDS = 40e-6  # of a layer on a GPU, however small: kernel launches
 TRANSFER_BANDWIDTH = 12e9  # bytes/s between CPU and GPU: half of PCIe 4.0 x16, a judgement
 # From so many tokens on, llama.cpp copies the weights of layers on the CPU to a GPU and computes
 # there (op_offload, GGML_OP_OFFLOAD_MIN_BATCH).
@@ -182,7 +183,11 @@ class PassTimes:
 
     def _of_gpu(self, n_tokens: int) -> _Weights:
         # CUDA's kernel for a few tokens (mul_mat_vec_q_moe) reads the experts of each token anew.
-        read = _Weights(1.0, n_tokens) if n_tokens <= _N_ANEW else self._read(n_tokens)
+        # That for more needs no less time: gpt-oss-20b on an H200, ms for 1, 2, 4, 8, 9, 16, 32
+        # tokens: 3.1, 3.6, 5.5, 9.2, 12.4, 14.8, 18.8.
+        n_anew = min(n_tokens, _N_ANEW)
+        further = self._read(n_tokens).experts - self._read(n_anew).experts
+        read = _Weights(1.0, n_anew + further)
         return self._factors(n_tokens, self._bandwidths.gpu_slope, read)
 
     def _factors(self, n_tokens: int, slope: float, read: _Weights) -> _Weights:

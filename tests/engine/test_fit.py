@@ -18,8 +18,9 @@ from ggufspec.engine import fit, load
 from ggufspec.errors import ClosedError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
 from ggufspec.llama.model import Model
+from ggufspec.models.tensors import EXPERTS
 from ggufspec.placement.machine import Gpu
-from ggufspec.placement.overrides import stays
+from ggufspec.placement.overrides import on_cpu, stays
 from ggufspec.standin import source_of
 
 MIB = 2**20
@@ -91,6 +92,9 @@ def test_experts_that_have_no_room_stay_on_the_cpu(
     whole = fit.Fit(fit.LoadOptions(target, overrides=())).first()
     assert whole.n_gpu_layers < 49
     assert whole.overrides == ()
+    named = fit.Fit(fit.LoadOptions(target, overrides=on_cpu(EXPERTS, 5))).first()
+    assert "the tensors that you named are where you put them" in (named.placement or "")
+    assert "of the first" not in (named.placement or "")
 
 
 @pytest.mark.parametrize(
