@@ -63,7 +63,8 @@ class ModelShape:
     n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
     token. can_roll_back: llama.cpp can keep earlier states.
     n_matrix_bytes: the largest matrix of a layer. has_windows: some layers have sliding windows.
-    n_experts, n_experts_used: of a layer, and of those for a token; 0: it is no mixture.
+    n_experts, n_experts_used: of a layer, and of those for a token; 0: it is no mixture. n_ff_expert:
+    the width of an expert's feed-forward network.
     """
 
     name: str
@@ -90,6 +91,7 @@ class ModelShape:
     has_windows: bool = False
     n_experts: int = 0
     n_experts_used: int = 0
+    n_ff_expert: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -133,6 +135,7 @@ def shape_of(header: Header) -> ModelShape:
     n_heads = max(header.numbers("attention.head_count", 0))
     is_tied = header.is_tied and header.architecture != EAGLE3
     n_experts, n_used = experts_of(header)
+    n_ff = max(header.numbers("feed_forward_length", 0))
     used = header.mtp_layers if is_mtp_alone(header) else range(header.mtp_layers.start)
     n_input = n_output = n_params = n_matrix = 0
     for tensor in header.tensors:
@@ -154,7 +157,7 @@ def shape_of(header: Header) -> ModelShape:
         n_input_bytes=n_input,
         n_output_bytes=n_output,
         n_embd=n_embd,
-        n_ff=max(header.numbers("feed_forward_length", 0)),
+        n_ff=n_ff,
         n_heads=n_heads,
         n_embd_head=header.number("attention.key_length", n_embd // n_heads if n_heads else 0),
         n_vocab=header.n_vocab,
@@ -168,6 +171,7 @@ def shape_of(header: Header) -> ModelShape:
         has_windows=header.number("attention.sliding_window", 0) > 0,
         n_experts=n_experts,
         n_experts_used=n_used,
+        n_ff_expert=header.number("expert_feed_forward_length", n_ff) if n_experts else 0,
     )
 
 

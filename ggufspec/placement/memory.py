@@ -25,6 +25,9 @@ _CELLS = 256  # the size of a cache is a multiple of this
 # inputs, on the host, of n_embd numbers: fitted to the buffers that llama.cpp reports for dense
 # models of 0.1 to 70 B with flash attention, within 1 %.
 _N_FF, _N_EMBD, _N_EMBD_INPUT = 3, 2, 2
+# In a mixture, vectors of n_embd numbers for each expert that a token uses, besides two: fitted to
+# gpt-oss-20b, Qwen3-30B-A3B and GLM-4.5-Air, within 5 %.
+_N_EMBD_EXPERT = 2
 # Of n_recurrent, in a layer with a state: fitted to Qwen 3.5 of 0.8, 4 and 27 B, within 2 %.
 _N_RECURRENT = 3
 _N_EMBD_EAGLE3 = 6  # beside the logits of each token, in an EAGLE-3 head: fitted within 5 %
@@ -243,14 +246,19 @@ def compute_bytes(shape: ModelShape, caches: CacheParams) -> Buffers:
     vector, keys = 4 * n_batch * shape.n_embd, 4 * n_batch * n_kv
     mask = n_batch * n_ctx * (2 if shape.has_windows else 1)  # one for windows, one for the others
     inputs = _N_EMBD_INPUT * vector
+    n_used = shape.n_experts_used
+    of_experts = 4 * n_batch * _N_FF * n_used * shape.n_ff_expert
+    if n_used:
+        of_experts = max(of_experts, (_N_EMBD_EXPERT * n_used + _N_EMBD) * vector)
+    of_network = max(4 * n_batch * _N_FF * shape.n_ff, of_experts)
     if caches.flash_attention:
         mask *= 2
-        of_layer = alone = 4 * n_batch * _N_FF * shape.n_ff
+        of_layer = alone = of_network
         host = max(inputs, vector + keys) + mask
     else:
         mask *= 4
         scores = 4 * n_batch * shape.n_heads * n_ctx
-        of_layer = max(4 * n_batch * _N_FF * shape.n_ff, scores + keys)
+        of_layer = max(of_network, scores + keys)
         alone = of_layer + _N_EMBD_UNFUSED * vector
         host = inputs + keys + mask
     logits = 4 * min(n_batch, caches.n_outputs) * (shape.n_vocab + shape.n_embd)

@@ -24,6 +24,7 @@ from ggufspec.placement.memory import (
     compute_bytes,
     n_rollback,
 )
+from ggufspec.standin import source_of
 
 _MIB = re.compile(r"\b(compute buffer size|size|buffer size) *= *([\d.]+) MiB")
 
@@ -100,6 +101,28 @@ def test_memory_of_real_shapes_is_within_2_percent(
             share = 0.02 if caches.type_k == "f16" else 0.1
             predicted = compute_bytes(known, caches).alone
             assert predicted == pytest.approx(found.compute, rel=share), caches
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3-30B-A3B-Q4_K_M", "gpt-oss-20b-MXFP4", "GLM-4.5-Air-Q4_K_M"]
+)
+def test_buffers_of_mixtures_are_within_5_percent(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each token has a vector for each of its experts."""
+    path = paper.write(tmp_path / "model.gguf", source_of(name))
+    known = shape(path)
+    with pretended(path) as model:
+        for caches in (
+            CacheParams(4096, 512),
+            CacheParams(16384, 512),
+            CacheParams(4096, 2048),
+            CacheParams(4096, 512, flash_attention=False),
+        ):
+            found = told(model, caches, caplog)
+            assert layer_caches(known, caches) == pytest.approx(found.caches, rel=0.001), caches
+            predicted = compute_bytes(known, caches).alone
+            assert predicted == pytest.approx(found.compute, rel=0.05), caches
 
 
 @pytest.mark.parametrize("n_ctx", [256, 1000, 4096])
