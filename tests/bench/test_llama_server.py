@@ -16,6 +16,8 @@ from ggufspec.bench import llama_server
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest
+from ggufspec.models.tensors import DENSE, EXPERTS
+from ggufspec.placement.overrides import on_cpu
 
 GREEDY = Sampling(temperature=0)
 
@@ -35,6 +37,10 @@ def test_the_command_line_of_a_server() -> None:
     assert _after(line, "-c") + _after(line, "-t") + _after(line, "-td") == ["1024", "4", "1"]
     assert _after(line, "-np") + _after(line, "--port") == ["1", "8123"]
     assert _after(line, "--host") == ["127.0.0.1"]
+    kept = replace(PROGRAM, overrides=on_cpu(EXPERTS, 1), overrides_draft=on_cpu(DENSE, -1))
+    line = llama_server.command(kept, 8123)
+    assert _after(line, "-ot") == [rf"blk\.(0){EXPERTS}=CPU"]
+    assert _after(line, "-otd") == [rf"{DENSE}=CPU"]
     plain = llama_server.command(replace(PROGRAM, draft=None), 8123)
     assert not {"-md", "--spec-type", "-td", "-ngld"} & set(plain)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -21,7 +22,7 @@ from ggufspec.llama.model import Model
 from ggufspec.models.tensors import EXPERTS
 from ggufspec.placement.machine import Gpu
 from ggufspec.placement.overrides import on_cpu, stays
-from ggufspec.standin import source_of
+from ggufspec.standin import plan, source_of
 
 MIB = 2**20
 
@@ -95,6 +96,28 @@ def test_experts_that_have_no_room_stay_on_the_cpu(
     named = fit.Fit(fit.LoadOptions(target, overrides=on_cpu(EXPERTS, 5))).first()
     assert "the tensors that you named are where you put them" in (named.placement or "")
     assert "of the first" not in (named.placement or "")
+
+
+def test_an_mtp_head_that_costs_more_than_it_saves_is_left_out(
+    tmp_path: Path, has_gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its experts take memory of the target's."""
+    monkeypatch.setattr(fit, "free_memory", lambda: 100 * 1024 * MIB)
+    path = tmp_path / "glm.gguf"
+    made = plan(source_of("GLM-4.5-Air-Q4_K_M"), mtp_agreement=0.8)
+    path.write_bytes(made.header)
+    os.truncate(path, made.n_bytes)
+    with_head, told = [], []
+    for n_free in (6, 24):
+        has_gpus(n_free * 1024 * MIB)
+        places = fit.Fit(fit.LoadOptions(path, draft="mtp", tuned=False))
+        placed = places.first()
+        with_head.append((placed.draft, places.head is not None))
+        told.append("its MTP head is left out" in (placed.placement or ""))
+        asked = fit.LoadOptions(path, draft="mtp", n_gpu_layers=10, tuned=False)
+        assert fit.Fit(asked).first().draft == "mtp", "layers that were given keep it"
+    assert with_head == [(None, False), ("mtp", True)]
+    assert told == [True, False]
 
 
 @pytest.mark.parametrize(
