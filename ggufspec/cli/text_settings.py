@@ -15,6 +15,7 @@ from ggufspec.cli import render
 from ggufspec.cli.options import Command, Option, gathered, option
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
+from ggufspec.common.prompts import decoded
 from ggufspec.common.reading import read_file
 from ggufspec.decoding.sampling_options import NUMBERS, refusal
 from ggufspec.errors import OptionError
@@ -60,10 +61,7 @@ def _from_file(names: str, help_text: str, end: str = "") -> Option:
     def read(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
         if path is None:
             return None
-        try:
-            return read_file(path, "the file", OptionError).decode("utf-8-sig").rstrip(end)
-        except UnicodeDecodeError as error:
-            raise OptionError(f"{path} is not UTF-8 at byte {error.start}") from error
+        return decoded(read_file(path, "the file", OptionError), str(path)).rstrip(end)
 
     return option(names, help_text, type=shared.PATH, callback=read)
 
