@@ -13,6 +13,10 @@ from ggufspec.models.tensors import DENSE, EXPERTS
 CPU = "CPU"  # ggml's name of its buffer type
 ALL = -1
 _MOST = 2048  # layers of a model
+# llama.cpp has the regular expressions of ECMAScript, by std::regex: these are Python's only, or
+# not Python's. It matches by recursion: patterns of 100,000 characters end the process.
+_NOT_OF_BOTH = re.compile(r"\(\?(?![:=!])|\\[AZ]|\[:\w+:]|[+*?}][+]|{,")
+_MOST_CHARACTERS = 4096
 
 
 class Override(NamedTuple):
@@ -80,10 +84,14 @@ def check_patterns(overrides: Overrides, tensors: Collection[str]) -> None:
         ends = (pattern for pattern in (EXPERTS, DENSE) if each.pattern.endswith(pattern))
         pattern = next(ends, each.pattern)
         if not any(re.search(pattern, tensor) for tensor in tensors):
-            first = [at.split(".", 2)[2] for at in tensors if at.startswith("blk.0.")]
+            first = sorted(at.split(".", 2)[2] for at in tensors if at.startswith("blk.0."))
+            lacks = {
+                EXPERTS: "the model has no experts (--cpu-moe, --n-cpu-moe)",
+                DENSE: "the model has no dense feed-forward matrices (--n-cpu-ffn)",
+            }
+            found = f"no tensor of the model matches the pattern {each.pattern!r} (-ot)"
             raise OptionError(
-                f"no tensor of the model matches the pattern {each.pattern!r} (-ot, --cpu-moe, "
-                f"--n-cpu-moe, --n-cpu-ffn); its first layer has {', '.join(first)}"
+                f"{lacks.get(pattern, found)}; its first layer has {', '.join(first)}"
             )
 
 
@@ -97,8 +105,17 @@ def _parsed(name: str, given: str) -> Override:
     pattern, is_one, buffer = given.rpartition("=")
     if not is_one or not pattern or not buffer:
         raise OptionError(f"{name} has {given!r}; it must be PATTERN=TYPE, such as ffn_.*_exps=CPU")
+    if len(pattern) > _MOST_CHARACTERS:
+        raise OptionError(
+            f"{name} has a pattern of {len(pattern):,} characters; use at most {_MOST_CHARACTERS:,}"
+        )
+    if other := _NOT_OF_BOTH.search(pattern):
+        raise OptionError(
+            f"{name} has {other[0]!r} in the pattern {pattern!r}, which llama.cpp does not "
+            "understand as Python does; write it another way"
+        )
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise OptionError(f"{name} has the pattern {pattern!r}: {error}") from error
     return Override(pattern, buffer)

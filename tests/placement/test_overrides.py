@@ -54,6 +54,9 @@ def test_nothing_given_is_not_the_same_as_no_layers() -> None:
         ((["exps"], None, None), "override_tensor has 'exps'; it must be PATTERN=TYPE"),
         ((["=CPU"], None, None), "it must be PATTERN=TYPE"),
         ((["(=CPU"], None, None), r"the pattern '\(': missing \)"),
+        (([f"{'(' * 2000}exps{')' * 2000}=CPU"], None, None), "recursion"),
+        (([f"x{{{10**20}}}=CPU"], None, None), "too large"),
+        (([f"exps|{'a' * 9999}=CPU"], None, None), "a pattern of 10,004 characters"),
         (("exps=CPU", None, None), "must be a list of texts"),
         (([], -2, None), "n_cpu_moe is -2"),
         (([], None, 1 << 20), "n_cpu_ffn is 1048576"),
@@ -65,6 +68,30 @@ def test_what_is_no_override_is_refused(given: tuple[object, ...], found: str) -
         overrides_of("", *given)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "part"),
+    [
+        ("(?i)EXPS", "(?"),
+        ("(?P<of>exps)", "(?"),
+        ("(?<=_)exps", "(?"),
+        (r"weight\Z", r"\Z"),
+        ("[[:digit:]]_exps", "[:digit:]"),
+        ("ex++ps", "++"),
+        ("x{,2}exps", "{,"),
+    ],
+)
+def test_a_pattern_that_llama_cpp_reads_otherwise_is_refused(pattern: str, part: str) -> None:
+    with pytest.raises(OptionError, match="does not understand as Python does") as error:
+        overrides_of("", [f"{pattern}=CPU"], None, None)
+    assert f"has {part!r} in the pattern" in str(error.value)
+
+
+def test_a_pattern_of_both_is_taken() -> None:
+    given = r"^blk\.(?:1[0-9]|2)[.](?=ffn)(?!ffn_gate_inp).*?_(ch|)exps\b.{1,9}$"
+    (found,) = overrides_of("", [f"{given}=CPU"], None, None) or ()
+    assert stays((found,), "blk.12.ffn_up_exps.weight")
+
+
 def test_buffer_types_that_there_are_not_are_refused_with_those_that_there_are() -> None:
     with pytest.raises(OptionError, match=r"'CUDA7'; this build .* have CPU, CUDA0$"):
         check_buffers((Override("exps", "CUDA7"),), ["CPU", "CUDA0"])
@@ -74,6 +101,6 @@ def test_buffer_types_that_there_are_not_are_refused_with_those_that_there_are()
 def test_a_pattern_of_no_tensor_is_refused_with_the_names_of_a_layer() -> None:
     with pytest.raises(OptionError, match=r"matches the pattern 'shexps' .* has attn_q\.weight"):
         check_patterns((Override("shexps"),), TENSORS)
-    with pytest.raises(OptionError, match="--n-cpu-ffn"):
+    with pytest.raises(OptionError, match=r"no dense .* \(--n-cpu-ffn\); its first .* attn_q"):
         check_patterns(on_cpu(DENSE, 4), TENSORS)
     check_patterns(on_cpu(EXPERTS, 40), TENSORS)
