@@ -168,7 +168,10 @@ def _to_generate(**sampling: Any) -> dict[str, Any]:
     return found | {name.removesuffix("_file"): text for name, text in in_files.items()}
 
 
-_OF_DRAFT_MODELS = ("draft_temperature", "n_threads_draft", "n_gpu_layers_draft", "n_ctx_draft")
+_OF_DRAFT_MODELS = (
+    *("draft_temperature", "n_threads_draft", "n_gpu_layers_draft", "n_ctx_draft"),
+    *("override_tensor_draft", "n_cpu_moe_draft", "n_cpu_ffn_draft"),
+)
 _OF_DRAFTS = ("n_draft", "tree", "verify")  # of n-gram lookup too
 _BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS, *_REFUSED)
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
