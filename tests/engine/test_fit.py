@@ -125,7 +125,7 @@ def test_an_mtp_head_that_costs_more_than_it_saves_is_left_out(
     [
         ({"override_tensor": ["exps=Nowhere9"]}, "'Nowhere9'; this build of llama.cpp"),
         ({"override_tensor": ["shexp=CPU"]}, "no tensor of the model matches the pattern 'shexp'"),
-        ({"n_cpu_ffn": 3}, "no tensor of the model matches"),
+        ({"n_cpu_ffn": 3}, "the model has no dense feed-forward matrices"),
         ({"override_tensor_draft": ["nothing=CPU"]}, "its first layer has"),
     ],
 )
@@ -210,7 +210,7 @@ def test_where_memory_runs_out_it_is_tried_once_with_a_smaller_context(
     tried: list[int] = []
 
     class Narrow(Context):
-        def __init__(self, model: object, options: object, link: None) -> None:
+        def __init__(self, model: object, options: object, link: None, pools: object) -> None:
             tried.append(options.n_ctx)  # type: ignore[attr-defined]
             if options.n_ctx > 128:  # type: ignore[attr-defined]
                 raise OutOfMemoryError("too large")
@@ -237,7 +237,7 @@ def test_where_memory_of_a_gpu_runs_out_it_is_left_out_at_last(
     tried: list[bool] = []
 
     class Full(Context):
-        def __init__(self, model: object, options: object, link: None) -> None:
+        def __init__(self, model: object, options: object, link: None, pools: object) -> None:
             tried.append(options.offloads)  # type: ignore[attr-defined]
             if options.offloads:  # type: ignore[attr-defined]
                 raise OutOfMemoryError("too large")
