@@ -8,6 +8,7 @@ from itertools import pairwise
 from os import environ
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import llama_cpp
@@ -30,6 +31,7 @@ PROMPT, N_WRITTEN = 512, 256
 _NO_SLOWER = 1.02  # of llama.cpp's time for one token, which repeated measurements differ by
 _N_PASSES, _SECONDS = 7, 1.0  # of each size at most; of all sizes for a second repetition
 _DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
+_ROOM = 2.5  # times the weights on the host: in the file's form, packed, and for other things
 _PROMPT_MILLISECONDS = 1000  # after which the prompt is not repeated
 
 Load = Callable[[bool], "int | None"]  # without host buffers of devices?
@@ -37,11 +39,15 @@ Times = Mapping[int, float]  # milliseconds by tokens of a pass
 
 
 class Choice(NamedTuple):
-    """For which types of a model's weights our kernels are used, and the times that decided."""
+    """For which types of a model's weights our kernels are used, and the times that decided.
+
+    both: the weights of the file are kept, too, so that devices read them for prompts.
+    """
 
     types: tuple[str, ...] = ()
     llama_cpp: Times | None = None
     ggufspec: Times | None = None
+    both: bool = False
 
     @property
     def times(self) -> Times | None:
@@ -71,7 +77,8 @@ class Choice(NamedTuple):
         if not self.types:
             return f"llama.cpp's kernels: {passes} {theirs} ms, with ggufspec's {ours}"
         names = ", ".join(self.types)
-        return f"own kernels for {names}: {passes} {ours} ms, with llama.cpp's {theirs}"
+        kept = ", with the file's weights beside them for prompts on a GPU" if self.both else ""
+        return f"own kernels for {names}{kept}: {passes} {ours} ms, with llama.cpp's {theirs}"
 
 
 class Placed(NamedTuple):
@@ -97,21 +104,22 @@ def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[
         usable = kernels.status().types
     measures = environ.get(kernels.VARIABLE) != "on" and writes
     key = _key(path, placed, usable) if usable and measures else {}
-    if key and (known := _recall(key, usable)) is not None:
-        return _load(load_file, {name: usable[name] for name in known.types}), known
-    types: dict[str, int] = {}
+    offer = Offer()
     with suppress(GgufspecError):  # llama.cpp says what is wrong with the file
-        types = _used(read_header(path), placed, usable) if usable else {}
-    if not types:
+        offer = _offer(read_header(path), placed, usable) if usable else offer
+    if not offer.types:
         return load_file(False), Choice()
+    if key and (known := _recall(key, usable)) is not None and known.both <= offer.both:
+        types = {name: usable[name] for name in known.types}
+        return _load(load_file, Offer(types, known.both)), known
     if not measures:
-        return _load(load_file, types), Choice((*types,))
+        return _load(load_file, offer), Choice((*offer.types,), both=offer.both)
     logger.warning(
         "ggufspec: %s is loaded with llama.cpp's kernels and with ggufspec's, to measure which are "
         "faster; this happens once",
         path.name,
     )
-    pointer, choice = _measure(load_file, types, (*SIZES, PROMPT) if placed.devices else SIZES)
+    pointer, choice = _measure(load_file, offer, (*SIZES, PROMPT) if placed.devices else SIZES)
     if pointer is not None and choice.reason is not None and not choice.is_disturbed:
         profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
     return pointer, choice
@@ -141,13 +149,22 @@ def _recall(key: Mapping[str, object], usable: Mapping[str, int]) -> Choice | No
         return None
     names = [name for name in known.get("types", []) if name in usable]
     sizes = (*SIZES, PROMPT) if "devices" in key else SIZES
-    return Choice((*names,), *(_times(known.get(of), sizes) for of in ("llama_cpp", "ggufspec")))
+    theirs, ours = (_times(known.get(of), sizes) for of in ("llama_cpp", "ggufspec"))
+    return Choice((*names,), theirs, ours, known.get("both") is True)
 
 
-def _used(header: Header, placed: Placed, usable: Mapping[str, int]) -> dict[str, int]:
-    """The usable types of the weights on the host; none where there is no memory to pack them.
+class Offer(NamedTuple):
+    """The types of weights that a model may take our kernels for. both: see Choice."""
+
+    types: Mapping[str, int] = MappingProxyType({})
+    both: bool = False
+
+
+def _offer(header: Header, placed: Placed, usable: Mapping[str, int]) -> Offer:
+    """Of the weights on the host; no types where there is no memory to pack them.
 
     Packed weights cannot be dropped from memory and read again, as those of a mapped file can.
+    Where a device reads prompts, those of the file are kept as well, if that leaves memory free.
     """
     n_units = header.n_layers + 1  # the output is one more
     n_placed = placed.n_layers if 0 <= placed.n_layers < n_units else n_units
@@ -161,29 +178,29 @@ def _used(header: Header, placed: Placed, usable: Mapping[str, int]) -> dict[str
             n_bytes += tensor.n_bytes
     free = devices.free_memory()
     if free is not None and n_bytes > free:
-        return {}
-    return {name: number for name, number in usable.items() if name.upper() in kinds}
+        return Offer()
+    types = {name: number for name, number in usable.items() if name.upper() in kinds}
+    return Offer(types, bool(placed.devices) and (free is None or _ROOM * n_bytes < free))
 
 
-def _measure(
-    load_file: Load, types: Mapping[str, int], sizes: Sequence[int]
-) -> tuple[int | None, Choice]:
+def _measure(load_file: Load, offer: Offer, sizes: Sequence[int]) -> tuple[int | None, Choice]:
     """The pointer and the choice by passes of the whole model.
 
     All types together where one token is then no slower; else, of a model on the CPU alone, each
     type on its own, and those for which it is no slower.
     """
-    pointer, theirs = _timed(load_file, {}, sizes)
+    types, both = offer
+    pointer, theirs = _timed(load_file, Offer(), sizes)
     if pointer is None or theirs is None:
         return pointer, Choice()
     llama_cpp.llama_model_free(pointer)
-    pointer, together = _timed(load_file, types, sizes)
+    pointer, together = _timed(load_file, offer, sizes)
     if pointer is None or together is None or _is_faster(together, theirs):
-        return pointer, Choice((*types,), theirs, together)
+        return pointer, Choice((*types,), theirs, together, both)
     chosen: dict[str, int] = {}
     for name, number in types.items() if len(types) > 1 and PROMPT not in sizes else ():
         llama_cpp.llama_model_free(pointer)
-        pointer, times = _timed(load_file, {name: number}, sizes)
+        pointer, times = _timed(load_file, Offer({name: number}), sizes)
         if pointer is None or times is None:
             return pointer, Choice((name,))
         if _is_faster(times, theirs):
@@ -191,15 +208,13 @@ def _measure(
     llama_cpp.llama_model_free(pointer)
     if not chosen:
         return load_file(False), Choice((), theirs, together)
-    pointer, times = _timed(load_file, chosen, sizes)
+    pointer, times = _timed(load_file, Offer(chosen), sizes)
     return pointer, Choice((*chosen,), theirs, times)
 
 
-def _timed(
-    load_file: Load, types: Mapping[str, int], sizes: Sequence[int]
-) -> tuple[int | None, Times | None]:
+def _timed(load_file: Load, offer: Offer, sizes: Sequence[int]) -> tuple[int | None, Times | None]:
     """Load with our kernels for these types, and time passes; frees the model if that raises."""
-    pointer = _load(load_file, types)
+    pointer = _load(load_file, offer)
     try:
         return pointer, None if pointer is None else _time(pointer, sizes)
     except BaseException:
@@ -221,11 +236,11 @@ def _times(found: object, sizes: Sequence[int]) -> Times | None:
     return {int(size): float(milliseconds) for size, milliseconds in found.items()}
 
 
-def _load(load_file: Load, types: Mapping[str, int]) -> int | None:
+def _load(load_file: Load, offer: Offer) -> int | None:
     """Load with our kernels for these types, which no other model takes."""
-    _native.offer_kernels([*types.values()])
+    _native.offer_kernels([*offer.types.values()], offer.both)
     try:
-        return load_file(bool(types))
+        return load_file(bool(offer.types))
     finally:
         _native.offer_kernels([])
 

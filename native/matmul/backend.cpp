@@ -1,6 +1,7 @@
 #include "backend.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <numeric>
 #include <thread>
@@ -18,6 +19,7 @@ namespace {
 ggml::Functions ggml_functions{};
 const Instructions * instructions = nullptr;
 thread_local std::vector<int> offered;
+thread_local bool offers_both = false;
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kChunk = 256 * 1024;     // bytes of weights that stay in a core's cache while many rows are multiplied
@@ -31,6 +33,16 @@ int64_t n_groups(const ggml::Tensor * weights) { return (weights->ne[1] + instru
 // Bytes of one matrix, of which a tensor of experts has several.
 size_t packed_bytes(const Kernel & kernel, const ggml::Tensor * weights) {
     return n_groups(weights) * (weights->ne[0] / kernel.n_values) * kernel.packed_bytes;
+}
+
+ggml::BufferType * packed_type();
+ggml::BufferType * both_type();
+
+size_t file_bytes(const ggml::Tensor * weights) { return weights->nb[2] * weights->ne[2]; }
+
+// Behind the weights of the file, where they are kept.
+uint8_t * packed_of(const ggml::Tensor * weights) {
+    return static_cast<uint8_t *>(weights->data) + (weights->buffer->type == both_type() ? aligned(file_bytes(weights)) : 0);
 }
 
 struct Traits final : ggml::TensorTraits {
@@ -117,7 +129,7 @@ struct Traits final : ggml::TensorTraits {
         const int64_t groups = n_groups(of);
         for (int64_t chunk = params->ith; chunk < parts.n; chunk = ggml_functions.ggml_threadpool_chunk_add(params->threadpool, 1)) {
             const int64_t begin = chunk * parts.n_groups;
-            multiply_chunk(op, static_cast<const uint8_t *>(of->data), n_rows(op), begin, std::min(begin + parts.n_groups, groups),
+            multiply_chunk(op, packed_of(of), n_rows(op), begin, std::min(begin + parts.n_groups, groups),
                            [&](int64_t i) { return std::make_pair(converted(params, op, i), reinterpret_cast<float *>(row_of(op, i))); });
         }
     }
@@ -160,7 +172,7 @@ struct Traits final : ggml::TensorTraits {
                     return std::make_pair(converted(params, op, token * op->src[1]->ne[1] + used % op->src[1]->ne[1]),
                                           reinterpret_cast<float *>(row_of(op, place)));
                 };
-                multiply_chunk(op, static_cast<const uint8_t *>(of->data) + expert * packed_bytes(kernel, of), n, begin,
+                multiply_chunk(op, packed_of(of) + expert * packed_bytes(kernel, of), n, begin,
                                std::min(begin + parts.n_groups, groups), at);
             }
             before += parts.n;
@@ -182,14 +194,15 @@ Traits * traits_of(const ggml::Tensor * weights) {
     return nullptr;
 }
 
-ggml::BufferType * buffer_type();
-
 struct Extra final : ggml::ExtraBufferType {
+    const bool is_both;
+    explicit Extra(bool is_both) : is_both(is_both) {}
+
     bool supports_op(void *, const ggml::Tensor * op) override {
         if (get_tensor_traits(op) == nullptr) return false;
         const ggml::Tensor *weights = op->src[0], *rows = op->src[1];
-        if (weights->buffer->size == 0 && std::find(offered.begin(), offered.end(), weights->type) == offered.end()) {
-            return false;  // the empty buffer with which llama.cpp asks before it loads a tensor
+        if (weights->buffer->size == 0) {  // the empty buffer with which llama.cpp asks before it loads a tensor
+            if (offers_both != is_both || std::find(offered.begin(), offered.end(), weights->type) == offered.end()) return false;
         }
         if (weights->ne[2] != 1 && op->op == ggml::kMulMat) return false;
         return rows->type == ggml::kF32 && rows->nb[0] == sizeof(float) &&
@@ -199,7 +212,7 @@ struct Extra final : ggml::ExtraBufferType {
     ggml::TensorTraits * get_tensor_traits(const ggml::Tensor * op) override {
         if (op->op != ggml::kMulMat && op->op != ggml::kMulMatId) return nullptr;
         const ggml::Buffer * buffer = op->src[0]->buffer;
-        return buffer && buffer->type == buffer_type() ? traits_of(op->src[0]) : nullptr;
+        return buffer && buffer->type == (is_both ? both_type() : packed_type()) ? traits_of(op->src[0]) : nullptr;
     }
 };
 
@@ -208,9 +221,13 @@ void set_tensor(ggml::Buffer *, ggml::Tensor * tensor, const void * data, size_t
     const int64_t groups = n_groups(tensor), n_all = groups * tensor->ne[2], n_super = tensor->ne[0] / kernel.n_values;
     const size_t n_bytes = n_super * tensor->ne[1] * kernel.file_bytes;
     const auto pack = [&](int64_t begin, int64_t end) {
+        if (packed_of(tensor) != tensor->data) {
+            const size_t n_file = file_bytes(tensor), from = n_file * begin / n_all, to = n_file * end / n_all;
+            std::memcpy(static_cast<char *>(tensor->data) + from, static_cast<const char *>(data) + from, to - from);
+        }
         for (int64_t i = begin; i < end;) {
             const int64_t expert = i / groups, first = i % groups, last = std::min(groups, first + end - i);
-            kernel.pack(static_cast<uint8_t *>(tensor->data) + expert * packed_bytes(kernel, tensor),
+            kernel.pack(packed_of(tensor) + expert * packed_bytes(kernel, tensor),
                         static_cast<const uint8_t *>(data) + expert * n_bytes, n_super, tensor->ne[1], first, last);
             i += last - first;
         }
@@ -246,8 +263,7 @@ ggml::Buffer * allocate(ggml::BufferType * type, size_t size) {
     ask_for_huge_pages(buffer->get_base(buffer), size);
     buffer->type = type;
     buffer->set_tensor = set_tensor;
-    buffer->get_tensor = nullptr;
-    buffer->cpy_tensor = nullptr;
+    if (type == packed_type()) buffer->get_tensor = nullptr, buffer->cpy_tensor = nullptr;
     return buffer;
 }
 
@@ -257,11 +273,28 @@ size_t allocated_bytes(ggml::BufferType *, const ggml::Tensor * tensor) {
     return packed_bytes(traits->kernel, tensor) * tensor->ne[2];
 }
 
-ggml::BufferType * buffer_type() {
-    static Extra extra;
+size_t allocated_bytes_of_both(ggml::BufferType * type, const ggml::Tensor * tensor) {
+    const size_t n_packed = allocated_bytes(type, tensor);
+    return traits_of(tensor) == nullptr ? n_packed : aligned(file_bytes(tensor)) + n_packed;
+}
+
+ggml::BufferType * packed_type() {
+    static Extra extra(false);
     static ggml::BufferType type = {
         [](ggml::BufferType *) { return "GGUFSPEC"; }, allocate, [](ggml::BufferType *) { return kAlignment; }, nullptr,
         allocated_bytes, nullptr, ggml_functions.ggml_backend_cpu_buffer_type()->device, &extra,
+    };
+    return &type;
+}
+
+// The weights of the file, which devices read for prompts, and the packed ones for few tokens. While a model is loaded it is no
+// host buffer: llama.cpp would read a file right into it, and nothing would be packed.
+ggml::BufferType * both_type() {
+    static Extra extra(true);
+    static ggml::BufferType type = {
+        [](ggml::BufferType *) { return "GGUFSPEC_Both"; }, allocate, [](ggml::BufferType *) { return kAlignment; }, nullptr,
+        allocated_bytes_of_both, [](ggml::BufferType *) { return offered.empty(); },
+        ggml_functions.ggml_backend_cpu_buffer_type()->device, &extra,
     };
     return &type;
 }
@@ -273,9 +306,12 @@ void register_buffer_type(const ggml::Functions & functions, const Instructions 
     ggml_functions = functions;
     instructions = &chosen;
     auto & types = functions.ggml_backend_cpu_get_extra_buffer_types();
-    types.insert(types.begin(), buffer_type());
+    types.insert(types.begin(), {packed_type(), both_type()});
 }
 
-void offer(std::vector<int> types) { offered = std::move(types); }
+void offer(std::vector<int> types, bool both) {
+    offered = std::move(types);
+    offers_both = both;
+}
 
 }  // namespace ggufspec::matmul

@@ -14,7 +14,8 @@ namespace ggufspec::matmul {
 void register_buffer_type(const ggml::Functions & functions, const Instructions & instructions);
 
 // The types of weights (enum ggml_type) that models take the kernels for which this thread loads from now on. None: as without
-// this. Models that other threads load, or other code in this one, keep llama.cpp's kernels.
-void offer(std::vector<int> types);
+// this. Models that other threads load, or other code in this one, keep llama.cpp's kernels. both: the weights of the file are
+// kept beside the packed ones, so that devices read them for prompts, as those in a host buffer.
+void offer(std::vector<int> types, bool both = false);
 
 }  // namespace ggufspec::matmul

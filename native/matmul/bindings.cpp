@@ -100,8 +100,9 @@ void bind(nb::module_ & m) {
           "Rows of activations (n, n_columns) times the weights, whole rows in ggml's layout: (n, n_rows). For tests.");
     m.def("register_kernels", &register_kernels, "instructions"_a, "addresses"_a,
           "Offer the kernels to ggml's CPU backend, once for the process: before it is asked for its buffer types.");
-    m.def("offer_kernels", &offer, "types"_a,
-          "The types of weights (enum ggml_type) for which models take the kernels that this thread loads from now on.");
+    m.def("offer_kernels", &offer, "types"_a, "both"_a = false,
+          "The types of weights (enum ggml_type) for which models take the kernels that this thread loads from now on.\n"
+          "both: the file's weights are kept beside the packed ones, so that devices read them for prompts.");
 }
 
 }  // namespace ggufspec::matmul

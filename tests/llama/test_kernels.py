@@ -28,8 +28,8 @@ PASSES = """
     from ggufspec.llama.context_options import ContextOptions
     from ggufspec.llama.model import Model
 
-    def logits(path, n, n_threads=2):
-        model = Model(path)
+    def logits(path, n, n_threads=2, mmap=True):
+        model = Model(path, mmap=mmap)
         context = Context(model, ContextOptions(n_ctx=64, n_rows=8, n_threads=n_threads))
         tokens, found = [*range(300, 308)], []
         for i in range(0, 8, n):
@@ -194,9 +194,9 @@ SLOWED = """
 
     class Extension:
         @staticmethod
-        def offer_kernels(types):
+        def offer_kernels(types, both=False):
             offered.extend(types)
-            offer(types)
+            offer(types, both)
 
     def load_file(no_host):
         assert no_host == bool(offered)
@@ -247,6 +247,28 @@ def test_layers_that_devices_leave_to_the_processor_are_measured_with_a_prompt(
     types, reason = run(SLOWED, path, slow, n_layers)
     assert types == chosen
     assert ("passes over 1/2/4/8/512 tokens take" in reason) == (n_layers != "-1")
+    assert ("file's weights beside them for prompts" in reason) == bool(chosen)
+
+
+def test_packed_weights_beside_those_of_the_file_compute_the_same(quantized: Path) -> None:
+    lines = run(
+        """
+        from ggufspec import _native
+        from ggufspec.llama import kernel_choice
+        offer = _native.offer_kernels
+
+        class Both:
+            offer_kernels = staticmethod(lambda types, both=False: offer(types, bool(types)))
+
+        first, used = logits(sys.argv[1], 8)
+        kernel_choice._native = Both
+        for mmap in (True, False):
+            again, _ = logits(sys.argv[1], 8, mmap=mmap)
+            print(bool(used.types), (first == again).all())
+        """,
+        quantized,
+    )
+    assert lines[-2:] == ["True True"] * 2
 
 
 def test_weights_that_memory_cannot_hold_twice_stay_mapped(
