@@ -15,6 +15,7 @@ LLAMA_3_70B = source_of("meta-llama-3-70b-instruct:Q3_K_S")
 LLAMA_3_8B = source_of("meta-llama-3-8b-instruct:Q3_K_L")
 CODELLAMA_34B = source_of("codellama-34b:Q8_0")
 CODELLAMA_7B = source_of("codellama-7b:Q4_K_M")
+QWEN_3_30B = source_of("Qwen3-30B-A3B-Q4_K_M")
 
 
 def write(path: Path, of: Header) -> Path:

@@ -21,10 +21,12 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import Device
 from ggufspec.llama.model import Model
-from ggufspec.models.header import read_header
+from ggufspec.models.header import Header, read_header
 from ggufspec.models.shape import shape_of
+from ggufspec.models.tensors import EXPERTS
 from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import CacheParams, MemoryUse, ModelMemory, n_leaves
+from ggufspec.placement.overrides import on_cpu
 from ggufspec.placement.plan import PlacementOptions, plan_offload
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
@@ -137,13 +139,25 @@ def test_memory_of_a_real_model(taken: Taken, name: str, device: Device) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "n_gpu_layers"), [("LLAMA_3_8B", 0), *(("CODELLAMA_7B", n) for n in (0, 12, 32, 33))]
+    ("of", "n_gpu_layers", "n_cpu_moe"),
+    [
+        (paper.LLAMA_3_8B, 0, 0),
+        *((paper.CODELLAMA_7B, n, 0) for n in (0, 12, 32, 33)),
+        *((paper.QWEN_3_30B, 49, n) for n in (0, 24, 48)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Header) else str(value),
 )
 def test_buffers_of_larger_models(
-    taken: Taken, name: str, n_gpu_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taken: Taken,
+    of: Header,
+    n_gpu_layers: int,
+    n_cpu_moe: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With their size, as llama.cpp plans them; nothing is allocated."""
-    path = paper.write(tmp_path / "model.gguf", getattr(paper, name))
+    path = paper.write(tmp_path / "model.gguf", of)
+    overrides = on_cpu(EXPERTS, n_cpu_moe)
     real = llama_cpp.llama_model_default_params
 
     def without_memory() -> llama_cpp.llama_model_params:
@@ -153,7 +167,7 @@ def test_buffers_of_larger_models(
 
     monkeypatch.setattr(llama_cpp, "llama_model_default_params", without_memory)
     usual = CacheParams(4096, 512, n_draft_max=16)
-    with closing(Model(path, n_gpu_layers=n_gpu_layers, mmap=False)) as model:
+    with closing(Model(path, n_gpu_layers=n_gpu_layers, mmap=False, overrides=overrides)) as model:
         for caches in (
             usual,
             replace(usual, n_ctx=512),
@@ -162,11 +176,11 @@ def test_buffers_of_larger_models(
             replace(usual, type_k="q8_0", type_v="q8_0"),
             replace(usual, n_slots=2),
         ):
-            if name == "LLAMA_3_8B" and caches.n_slots > 1:
+            if of is paper.LLAMA_3_8B and caches.n_slots > 1:
                 continue  # the software device takes no matrix of the size of its output
             with taken.listen(), closing(open_context(model, caches)):
                 found = taken.use
-            memory = ModelMemory(shape_of(read_header(path)), caches)
+            memory = ModelMemory(shape_of(read_header(path)), caches, n_cpu_moe)
             buffers = memory.gpu_buffers(n_gpu_layers)
             layers = memory.use(n_gpu_layers, has_gpu=True).gpu - buffers
             share = 0.1 if n_gpu_layers else 0.25
