@@ -322,7 +322,7 @@ def _kept(shape: ModelShape, header: Header, overrides: Overrides | None) -> Mod
     if not overrides:
         return shape
     check_buffers(overrides, buffer_types())
-    check_patterns(overrides, header.tensor_names)
+    check_patterns(overrides, str(header.paths[0]), header.tensor_names)
     return with_kept(shape, header, partial(stays, overrides))
 
 

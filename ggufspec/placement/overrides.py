@@ -77,8 +77,8 @@ def check_buffers(overrides: Overrides, buffers: Collection[str]) -> None:
             )
 
 
-def check_patterns(overrides: Overrides, tensors: Collection[str]) -> None:
-    """Raise OptionError for a pattern that matches none of a model's tensors."""
+def check_patterns(overrides: Overrides, model: str, tensors: Collection[str]) -> None:
+    """Raise OptionError for a pattern that matches none of the tensors of `model`."""
     for each in overrides:
         # Not all of the first layers need to have experts.
         ends = (pattern for pattern in (EXPERTS, DENSE) if each.pattern.endswith(pattern))
@@ -86,10 +86,10 @@ def check_patterns(overrides: Overrides, tensors: Collection[str]) -> None:
         if not any(re.search(pattern, tensor) for tensor in tensors):
             first = sorted(at.split(".", 2)[2] for at in tensors if at.startswith("blk.0."))
             lacks = {
-                EXPERTS: "the model has no experts (--cpu-moe, --n-cpu-moe)",
-                DENSE: "the model has no dense feed-forward matrices (--n-cpu-ffn)",
+                EXPERTS: f"{model} has no experts (--cpu-moe, --n-cpu-moe)",
+                DENSE: f"{model} has no dense feed-forward matrices (--n-cpu-ffn)",
             }
-            found = f"no tensor of the model matches the pattern {each.pattern!r} (-ot)"
+            found = f"no tensor of {model} matches the pattern {each.pattern!r} (-ot)"
             raise OptionError(
                 f"{lacks.get(pattern, found)}; its first layer has {', '.join(first)}"
             )

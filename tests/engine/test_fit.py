@@ -124,9 +124,10 @@ def test_an_mtp_head_that_costs_more_than_it_saves_is_left_out(
     ("asked", "found"),
     [
         ({"override_tensor": ["exps=Nowhere9"]}, "'Nowhere9'; this build of llama.cpp"),
-        ({"override_tensor": ["shexp=CPU"]}, "no tensor of the model matches the pattern 'shexp'"),
-        ({"n_cpu_ffn": 3}, "the model has no dense feed-forward matrices"),
+        ({"override_tensor": ["shexp=CPU"]}, r"moe\.gguf matches the pattern 'shexp'"),
+        ({"n_cpu_ffn": 3}, r"moe\.gguf has no dense feed-forward matrices"),
         ({"override_tensor_draft": ["nothing=CPU"]}, "its first layer has"),
+        ({"n_cpu_moe_draft": -1}, r"draft\.gguf has no experts"),
     ],
 )
 def test_overrides_that_fit_no_tensor_or_no_device_are_refused(
