@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import llama_cpp
 
-from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
+from ggufspec.errors import ClosedError, GgufspecError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import amx, kernel_choice
 from ggufspec.llama.devices import offload_devices, tensor_overrides
 from ggufspec.llama.log import listening, log
@@ -55,7 +55,8 @@ class Model:
         progress: called with the share that is loaded, up to 1.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text,
-        OptionError for overrides by a buffer type that there is not.
+        OptionError for overrides by a buffer type that there is not, or with patterns that
+        llama.cpp refuses.
         """
         self.path = Path(path)
         self._n_gpu_layers = n_gpu_layers
@@ -155,13 +156,25 @@ class Model:
 
     def _load_error(self, params: llama_cpp.llama_model_params) -> GgufspecError:
         """The error of a failed load: memory, if the file loads without allocation."""
+
+        def loads() -> bool:
+            pointer = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
+            if pointer:
+                llama_cpp.llama_model_free(pointer)
+            return bool(pointer)
+
         complaints = log.complaints()
         params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
-        if pointer := llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params):
-            llama_cpp.llama_model_free(pointer)
+        if loads():
             return OutOfMemoryError(
                 f"there is not enough memory for {self.path}: use fewer GPU layers (n_gpu_layers, "
                 f"-ngl) or a smaller model.\n{complaints}"
+            )
+        params.tensor_buft_overrides = None
+        if self.overrides and loads():
+            return OptionError(
+                f"llama.cpp does not load {self.path} with the tensor overrides "
+                f"{','.join(map(str, self.overrides))} (-ot): change their patterns.\n{complaints}"
             )
         return ModelError(
             f"{self.path} could not be loaded: it is damaged, incomplete, or of an architecture "

@@ -126,3 +126,8 @@ def test_a_buffer_type_of_no_device_is_refused_with_those_that_there_are(
 ) -> None:
     with pytest.raises(OptionError, match=rf"'CUDA77'; this build .* have .*{device.name}"):
         ggufspec.load(mixture, override_tensor=["exps=CUDA77"], **LOAD)
+
+
+def test_a_pattern_that_only_python_takes_is_named(mixture: Path) -> None:
+    with pytest.raises(OptionError, match=r"with the tensor overrides exps\|\{=CPU"):
+        ggufspec.load(mixture, override_tensor=["exps|{=CPU"], n_gpu_layers=0, **LOAD)
