@@ -83,7 +83,7 @@ def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
         option(
             f"-ot{short} --override-tensor{end} override_tensor{in_name}",
             f"Tensors of the {whose} that are in another buffer type, such as CPU, by regular "
-            "expressions of their names.",
+            "expressions of their names, without commas.",
             metavar="PATTERN=TYPE,...",
             default="",
             callback=lambda context, option, value: tuple(filter(None, value.split(","))),

@@ -63,8 +63,8 @@ class ModelShape:
     n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
     token. can_roll_back: llama.cpp can keep earlier states.
     n_matrix_bytes: the largest matrix of a layer. has_windows: some layers have sliding windows.
-    n_experts, n_experts_used: of a layer, and of those for a token; 0: it is no mixture. n_ff_expert:
-    the width of an expert's feed-forward network.
+    n_experts, n_experts_used: of a layer, and of those for a token; 0: it is no mixture.
+    n_ff_expert: the width of an expert's feed-forward network.
     """
 
     name: str
