@@ -99,6 +99,9 @@ class Model:
         self.n_embd: int = llama_cpp.llama_model_n_embd(at)  # the width of its hidden states
         self.n_embd_out: int = llama_cpp.llama_model_n_embd_out(at) or self.n_embd  # of the last
         self.has_windows: bool = llama_cpp.llama_model_n_swa(at) > 0  # sliding ones, in some layers
+        n_experts, n_used = (self._number(f"expert_{of}", 0) for of in ("count", "used_count"))
+        # How many a layer has, and how many a token uses; None: it is no mixture.
+        self.experts = (n_experts, n_used) if 0 < n_used < n_experts else None
         # Whether the cache can drop the end of a sequence; not for recurrent architectures.
         has_state = llama_cpp.llama_model_is_recurrent(at) or llama_cpp.llama_model_is_hybrid(at)
         self.can_drop_tail = not has_state
@@ -237,12 +240,6 @@ class Model:
         usual = self.n_embd // n
         k, v = (self._number(f"attention.{of}_length", usual) for of in ("key", "value"))
         return Heads(n, n_kv, k, v)
-
-    @property
-    def experts(self) -> tuple[int, int] | None:
-        """How many a layer has, and how many a token uses; None: it is no mixture."""
-        n_experts, n_used = (self._number(f"expert_{of}", 0) for of in ("count", "used_count"))
-        return (n_experts, n_used) if 0 < n_used < n_experts else None
 
     @property
     def n_kv_values(self) -> int:
