@@ -436,3 +436,12 @@ def test_a_callback_that_asks_its_own_engine_is_refused_and_does_not_hang(pair: 
     with pytest.raises(OptionError, match="a progress callback cannot"):
         pair.generate("A text that was not read before", max_tokens=1, progress=ask)
     assert pair.generate("Chapter I", max_tokens=1).tokens, "and works afterwards"
+
+
+def test_advice_says_what_a_mixture_means_for_drafts(tmp_path: Path) -> None:
+    target = tiny.write_moe(tmp_path / "target.gguf", n_ctx_train=1024)
+    wrong = tiny.write_moe(tmp_path / "wrong.gguf", seed=5, n_ctx_train=1024)
+    with ggufspec.load(target, wrong, n_ctx=512, n_threads=1, tuned=False) as engine:
+        advice = engine.generate("the", temperature=0, max_tokens=200, ignore_eos=True).advice
+    assert advice is not None
+    assert "a mixture of experts, 2 of 16 for each token: passes over 2, 4 and 8 tokens" in advice
