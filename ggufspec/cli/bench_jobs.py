@@ -21,7 +21,12 @@ from ggufspec.bench.run import Experiment, PairBenchmark
 from ggufspec.bench.tables import Table, general
 from ggufspec.cli import render
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.text_settings import flag_of, was_given, with_file_sampling
+from ggufspec.cli.text_settings import (
+    flag_of,
+    refuse_without_draft,
+    was_given,
+    with_file_sampling,
+)
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
@@ -205,6 +210,7 @@ def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contend
 
 
 def _check_needs_no_draft(options: BenchOptions) -> None:
+    refuse_without_draft()
     needs = None
     if options.preset is not None and options.preset != "staged":
         needs = f"--preset {options.preset}"

@@ -16,7 +16,7 @@ from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
 from ggufspec.cli.options import SHARE, gathered, option
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import was_given
+from ggufspec.cli.text_settings import refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
@@ -131,6 +131,8 @@ def command(
         raise click.UsageError("--vram is for another machine, --rpc for this one: leave one out")
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
+    if draft is None:
+        refuse_without_draft()
     shape, shape_draft = shapes_of_pair(target, draft)
     shape_below = None
     if draft_of_draft is not None:

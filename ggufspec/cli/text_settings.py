@@ -172,6 +172,7 @@ _OF_DRAFT_MODELS = (
     *("draft_temperature", "n_threads_draft", "n_gpu_layers_draft", "n_ctx_draft"),
     *("override_tensor_draft", "n_cpu_moe_draft", "n_cpu_ffn_draft"),
 )
+_NEEDS_DRAFT = "{} needs a draft model: name one with --draft"
 _OF_DRAFTS = ("n_draft", "tree", "verify")  # of n-gram lookup too
 _BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS, *_REFUSED)
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
@@ -225,12 +226,16 @@ def with_file_sampling(
 def check_needs_no_draft(settings: dict[str, Any], *, compare: bool = False) -> None:
     """Raises UsageError if an option was given that needs a draft model."""
     has_no_drafts = checked(settings).drafter_name(has_draft=False) in ("none", "model")
-    names = (*_OF_DRAFT_MODELS, *(_OF_DRAFTS if has_no_drafts else ()))
-    given = [flag_of(name) for name in names if was_given(name)]
+    refuse_without_draft(*(_OF_DRAFTS if has_no_drafts else ()))
     if compare and has_no_drafts:
-        given.append("--compare")
-    if given:
-        raise click.UsageError(f"{given[0]} needs a draft model: name one with --draft")
+        raise click.UsageError(_NEEDS_DRAFT.format("--compare"))
+
+
+def refuse_without_draft(*others: str) -> None:
+    """Raises UsageError if an option of draft models was given, or one of `others`."""
+    for name in (*_OF_DRAFT_MODELS, *others):
+        if was_given(name):
+            raise click.UsageError(_NEEDS_DRAFT.format(flag_of(name)))
 
 
 def was_given(name: str) -> bool:

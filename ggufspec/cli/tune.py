@@ -15,7 +15,7 @@ from ggufspec.cli.names import PairOptions, find_draft, find_model
 from ggufspec.cli.options import gathered, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import conditions, was_given
+from ggufspec.cli.text_settings import conditions, refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import CACHE_VARIABLE
@@ -108,6 +108,8 @@ def command(
     )
     loaded = {**load_settings, "n_ctx": n_ctx, "n_draft_max": n_most, "tuned": False}
     target, draft = pair.find()
+    if draft is None:
+        refuse_without_draft()
     with load_with_bars(target, draft, loaded) as engine, late_bars() as bars:
         tuned = tune.tune(
             engine, given, n_most=n_most, depth=depth, n_runs=n_runs, progress=bars.update

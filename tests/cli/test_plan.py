@@ -237,3 +237,12 @@ def test_experts_on_the_cpu_are_shown_with_their_pattern_and_options() -> None:
     assert f"-ngl 49 --n-cpu-moe {matched[1]} -c" in result.output
     assert rf"|{int(matched[1]) - 1})\.ffn_(up|down|gate|gate_up)_(ch|)exps" in result.output
     assert re.search(r"whole layers +\d+/49  ", result.output)
+
+
+@pytest.mark.parametrize("command", ["plan", "tune", "bench"])
+def test_options_of_a_draft_without_one_are_refused(command: str, tmp_path: Path) -> None:
+    target = str(paper.write(tmp_path / "target.gguf", paper.LLAMA_3_8B))
+    given = ["-cd", "512"] if command == "plan" else ["-cmoed"]
+    result = CliRunner().invoke(cli, [command, "--target", target, *given])
+    assert result.exit_code == 2
+    assert "needs a draft model: name one with --draft" in result.output
