@@ -104,14 +104,16 @@ def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[
         usable = kernels.status().types
     measures = environ.get(kernels.VARIABLE) != "on" and writes
     key = _key(path, placed, usable) if usable and measures else {}
+    known = _recall(key, usable) if key else None
+    if known is not None and not known.both:
+        return _load(load_file, Offer({name: usable[name] for name in known.types})), known
     offer = Offer()
     with suppress(GgufspecError):  # llama.cpp says what is wrong with the file
         offer = _offer(read_header(path), placed, usable) if usable else offer
     if not offer.types:
         return load_file(False), Choice()
-    if key and (known := _recall(key, usable)) is not None and known.both <= offer.both:
-        types = {name: usable[name] for name in known.types}
-        return _load(load_file, Offer(types, known.both)), known
+    if known is not None and offer.both:
+        return _load(load_file, offer), known
     if not measures:
         return _load(load_file, offer), Choice((*offer.types,), both=offer.both)
     logger.warning(
