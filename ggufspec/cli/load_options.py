@@ -109,7 +109,6 @@ def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
     )
 
 
-OVERRIDES = _override_options("", "", "target")
 LOAD = (
     context_draft_option,
     option(
@@ -122,7 +121,7 @@ LOAD = (
     n_threads_draft_option,
     n_gpu_layers_option,
     n_gpu_layers_draft_option,
-    *OVERRIDES,
+    *_override_options("", "", "target"),
     *_override_options("-draft", "d", "draft"),
     option(
         "-ts --tensor-split tensor_split",

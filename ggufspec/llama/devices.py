@@ -215,8 +215,10 @@ def buffer_types() -> dict[str, int]:
         }
     )
     found: dict[str, int] = {}
-    for device in devices() if library else ():
-        if buffer := library and library.ggml_backend_dev_buffer_type(device.pointer):
+    if library is None:
+        return found
+    for device in devices():
+        if buffer := library.ggml_backend_dev_buffer_type(device.pointer):
             found.setdefault(library.ggml_backend_buft_name(buffer).decode(), buffer)
     return found
 

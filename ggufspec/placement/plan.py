@@ -323,8 +323,8 @@ def _target_places(
     of: _Target, rooms: Sequence[int], options: PlacementOptions
 ) -> Iterator[tuple[int, int]]:
     """GPU layers of the target, and of how many layers `n_ffn_bytes` stay on the CPU."""
-    memory, n_remote = of.memory(options.n_cpu_ffn or 0), of.machine.n_remote
-    kept = options.n_cpu_ffn or 0
+    kept, n_remote = options.n_cpu_ffn or 0, of.machine.n_remote
+    memory = of.memory(kept)
     if not rooms:
         yield 0, kept
         return
