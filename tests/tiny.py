@@ -57,6 +57,7 @@ class Vocab:
     unk: int | None = None
     sep: int | None = None
     pad: int | None = None
+    mask: int | None = None
     add_bos: bool | None = None
     add_eos: bool | None = None
 
@@ -850,6 +851,7 @@ def _add_vocab(writer: gguf.GGUFWriter, vocab: Vocab) -> None:
         "unknown_token_id": vocab.unk,
         "seperator_token_id": vocab.sep,
         "padding_token_id": vocab.pad,
+        "mask_token_id": vocab.mask,
         "add_bos_token": vocab.add_bos,
         "add_eos_token": vocab.add_eos,
     }

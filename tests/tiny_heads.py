@@ -206,47 +206,47 @@ class Head:
 # normed state has the same scale.
 
 
-def _n_embd(table: Table) -> int:
+def n_embd_of(table: Table) -> int:
     return -(-len(table.vocab) // 32) * 32 + N_CLASS_DIMS
 
 
-def _class_dims(table: Table) -> slice:
-    start = _n_embd(table) - N_CLASS_DIMS
+def class_dims_of(table: Table) -> slice:
+    start = n_embd_of(table) - N_CLASS_DIMS
     return slice(start, start + table.n_classes)
 
 
 def _scale(table: Table) -> float:
     """What a norm makes of the ones of a state with a token and a class."""
-    return float(np.sqrt(_n_embd(table) / 2))
+    return float(np.sqrt(n_embd_of(table) / 2))
 
 
 def _ends(table: Table) -> dict[str, F32]:
-    n_embd = _n_embd(table)
+    n_embd = n_embd_of(table)
     return {
         "token_embd.weight": np.eye(len(table.vocab), n_embd, dtype=np.float32),
         "output_norm.weight": np.ones(n_embd, np.float32),
-        "output.weight": _output(table, table.by_token),
+        "output.weight": output_matrix(table, table.by_token),
     }
 
 
-def _output(table: Table, by_token: F32) -> F32:
+def output_matrix(table: Table, by_token: F32) -> F32:
     """The output matrix that makes logits of a normed state."""
-    output = np.zeros((len(table.vocab), _n_embd(table)), np.float32)
+    output = np.zeros((len(table.vocab), n_embd_of(table)), np.float32)
     output[:, : len(table.vocab)] = by_token.T
-    output[:, _class_dims(table)] = table.by_class.T
+    output[:, class_dims_of(table)] = table.by_class.T
     return output / np.float32(_scale(table))
 
 
 def _class_of_token(table: Table) -> F32:
     """A matrix (state, state) from a token's dimension to that of its class."""
-    matrix = np.zeros((_n_embd(table), _n_embd(table)), np.float32)
-    matrix[_class_dims(table).start + table.classes, np.arange(len(table.vocab))] = 1.0
+    matrix = np.zeros((n_embd_of(table), n_embd_of(table)), np.float32)
+    matrix[class_dims_of(table).start + table.classes, np.arange(len(table.vocab))] = 1.0
     return matrix
 
 
 def _class_of_state(table: Table) -> F32:
-    matrix = np.zeros((_n_embd(table), _n_embd(table)), np.float32)
-    dims = np.arange(_n_embd(table))[_class_dims(table)]
+    matrix = np.zeros((n_embd_of(table), n_embd_of(table)), np.float32)
+    dims = np.arange(n_embd_of(table))[class_dims_of(table)]
     matrix[dims, dims] = 1.0
     return matrix
 
@@ -292,7 +292,7 @@ def _token_before(
     prefix: str, table: Table, *, n_rot: int = N_ROT, is_neox: bool = True
 ) -> dict[str, F32]:
     """Attention of a first layer: adds the class of the token before."""
-    total = float(np.sqrt(_n_embd(table)))
+    total = float(np.sqrt(n_embd_of(table)))
     matrix = _class_of_token(table) / np.float32(total)
     return _attention(
         prefix,
@@ -313,7 +313,7 @@ def _silent_attention(
 
 
 def _silent_feed_forward(prefix: str, table: Table) -> dict[str, F32]:
-    n_embd = _n_embd(table)
+    n_embd = n_embd_of(table)
     shapes = {"gate": (N_FF, n_embd), "up": (N_FF, n_embd), "down": (n_embd, N_FF)}
     return {
         f"{prefix}.ffn_{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()
@@ -321,12 +321,14 @@ def _silent_feed_forward(prefix: str, table: Table) -> dict[str, F32]:
 
 
 def _norms(prefix: str, table: Table, *names: str) -> dict[str, F32]:
-    return {f"{prefix}.{name}.weight": np.ones(_n_embd(table), np.float32) for name in names}
+    return {f"{prefix}.{name}.weight": np.ones(n_embd_of(table), np.float32) for name in names}
 
 
-def _facts(table: Table, n_layer: int, n_ctx_train: int, n_head: int = 1) -> dict[str, int | float]:
+def facts_of(
+    table: Table, n_layer: int, n_ctx_train: int, n_head: int = 1
+) -> dict[str, int | float]:
     return {
-        **transformer(_n_embd(table), n_layer, n_ctx_train),
+        **transformer(n_embd_of(table), n_layer, n_ctx_train),
         "feed_forward_length": N_FF,
         "attention.head_count": n_head,
         "attention.head_count_kv": n_head,
@@ -346,7 +348,7 @@ def _mtp(prefix: str, head: Head, n_rot: int = N_ROT) -> dict[str, F32]:
     the class of the token before, which the hidden state of that token names.
     """
     table = head.table
-    n_embd = _n_embd(table)
+    n_embd = n_embd_of(table)
     projection = np.zeros((n_embd, 2 * n_embd), np.float32)
     projection[:, :n_embd] = np.eye(n_embd) / np.sqrt(n_embd)
     if head.sees == "hidden":
@@ -359,7 +361,7 @@ def _mtp(prefix: str, head: Head, n_rot: int = N_ROT) -> dict[str, F32]:
         **attention(prefix, table, n_rot=n_rot),
     }
     if not head.is_exact:
-        tensors[f"{prefix}.nextn.shared_head_head.weight"] = _output(table, head.by_token)
+        tensors[f"{prefix}.nextn.shared_head_head.weight"] = output_matrix(table, head.by_token)
     return tensors
 
 
@@ -378,7 +380,7 @@ def write_glm4moe(
 
     `part` is "trunk" or "head" for files of which each lacks the other's layers.
     """
-    n_embd, n_experts = _n_embd(table), 2
+    n_embd, n_experts = n_embd_of(table), 2
     tensors = _ends(table)
     for layer in range(n_layer if part != "head" else 0):
         prefix = f"blk.{layer}"
@@ -397,7 +399,7 @@ def write_glm4moe(
             tensors[f"{stem}_shexp.weight"] = tensor
     n_heads = 0 if head is None else 1
     facts: dict[str, int | float | None] = {
-        **_facts(table, n_layer + n_heads, n_ctx_train),
+        **facts_of(table, n_layer + n_heads, n_ctx_train),
         "nextn_predict_layers": n_heads or None,
         "leading_dense_block_count": n_layer,
         "expert_count": n_experts,
@@ -440,7 +442,7 @@ def write_qwen35(
         tensors |= _gated(_mtp("blk.2", head, n_rot=HEAD_DIM), "blk.2")
     n_heads = 0 if head is None else 1
     facts: dict[str, Any] = {
-        **_facts(table, 2 + n_heads, n_ctx_train),
+        **facts_of(table, 2 + n_heads, n_ctx_train),
         "nextn_predict_layers": n_heads or None,
         "rope.dimension_count": HEAD_DIM,
         "rope.dimension_sections": [6, 5, 5, 0],
@@ -457,7 +459,7 @@ def write_qwen35(
 
 def _delta_net(prefix: str, table: Table) -> dict[str, F32]:
     """A layer of one key, under which it keeps the class of the token before the last marker."""
-    n_embd, large = _n_embd(table), 20.0
+    n_embd, large = n_embd_of(table), 20.0
     is_token = (np.arange(n_embd) < len(table.vocab)) / np.sqrt(n_embd)  # adds up to one
     qkv = np.zeros((3, HEAD_DIM, n_embd))
     qkv[:2, 0] = large * is_token
@@ -523,7 +525,7 @@ def write_step35(
     for layer, head in enumerate(heads if part != "trunk" else (), n_layer):
         tensors |= _mtp(f"blk.{layer}", head)
     facts: dict[str, Any] = {
-        **_facts(table, n_layer + len(heads), n_ctx_train),
+        **facts_of(table, n_layer + len(heads), n_ctx_train),
         "nextn_predict_layers": len(heads) or None,
         "rope.dimension_count": 2 * N_ROT,  # half of them in layers of full attention
         "attention.sliding_window": 16,
@@ -556,7 +558,7 @@ def write_llama_table(
             tensors |= _silent_attention(prefix, table)
         tensors |= _silent_feed_forward(prefix, table)
     facts: Header = {
-        **_facts(table, n_layer, n_ctx_train),
+        **facts_of(table, n_layer, n_ctx_train),
         "rope.dimension_count": HEAD_DIM,  # llama.cpp takes no other of this architecture
         **(header or {}),
     }
@@ -581,7 +583,7 @@ def write_eagle3(
     itself adds the token and its class, and takes away what the cell before left.
     """
     table = head.table
-    n_embd, n_tokens, scale = _n_embd(table), len(table.vocab), _scale(table)
+    n_embd, n_tokens, scale = n_embd_of(table), len(table.vocab), _scale(table)
     token = np.diag((np.arange(n_embd) < n_tokens).astype(np.float32))
     class_ = np.eye(n_embd, dtype=np.float32) - token
     class_of_token = _class_of_token(table)
@@ -611,11 +613,11 @@ def write_eagle3(
     if own_embeddings:
         tensors["token_embd.weight"] = _ends(table)["token_embd.weight"]
     if own_output or not head.is_exact:
-        tensors["output.weight"] = _output(table, head.by_token)[head.kept]
+        tensors["output.weight"] = output_matrix(table, head.by_token)[head.kept]
     if head.n_kept is not None:
         tensors["d2t"] = head.kept.astype(np.int64)
     facts: Header = {
-        **_facts(table, 1, n_ctx_train, n_head=len(moves)),
+        **facts_of(table, 1, n_ctx_train, n_head=len(moves)),
         "attention.key_length": n_embd,
         "attention.value_length": n_embd,
         "target_layers": list(target_layers),
@@ -637,7 +639,7 @@ def write_gemma4(
     header: Header | None = None,
 ) -> Path:
     """A Gemma 4 of two layers: the first, with a window, adds the class of the token before."""
-    n_embd = _n_embd(table)
+    n_embd = n_embd_of(table)
     tensors = _ends(table) | _gemma_layers(table, n_embd, adds_class=True)
     tensors["token_embd.weight"] /= np.float32(np.sqrt(n_embd))  # Gemma multiplies by that
     facts = _gemma_facts(n_embd, n_ctx_train) | (header or {})
@@ -651,7 +653,7 @@ def write_gemma4_assistant(path: Path, head: Head, *, header: Header | None = No
     the text, for all drafted tokens.
     """
     table = head.table
-    n_target, n_embd = _n_embd(table), _n_embd(table) + N_OWN_DIMS
+    n_target, n_embd = n_embd_of(table), n_embd_of(table) + N_OWN_DIMS
     tensors = _gemma_layers(table, n_embd, adds_class=head.sees == "attention")
     for name in [name for name in tensors if "attn_k" in name or "attn_v" in name]:
         del tensors[name]
@@ -661,7 +663,7 @@ def write_gemma4_assistant(path: Path, head: Head, *, header: Header | None = No
         scale = np.float32(np.sqrt(n_target / 2))  # of a normed state with a token and a class
         projection[:n_target, n_target:] = _class_of_token(table) / scale
     n_normed, n_wanted = np.sqrt(n_embd / 2), np.sqrt(n_target / 2)
-    output = np.pad(_output(table, head.by_token), ((0, 0), (0, N_OWN_DIMS)))
+    output = np.pad(output_matrix(table, head.by_token), ((0, 0), (0, N_OWN_DIMS)))
     tensors |= {
         "token_embd.weight": output * np.float32(n_wanted / n_normed),  # the output matrix too
         "output_norm.weight": np.ones(n_embd, np.float32),
@@ -704,7 +706,7 @@ def _gemma_layers(table: Table, n_embd: int, *, adds_class: bool) -> dict[str, F
     Queries, keys and values are normed, and so is what attention adds.
     """
     tensors: dict[str, F32] = {"rope_freqs.weight": np.ones(HEAD_DIM // 2, np.float32)}
-    n_more = n_embd - _n_embd(table)
+    n_more = n_embd - n_embd_of(table)
     matrix = np.pad(_class_of_token(table), ((0, n_more), (0, n_more)))
     for layer in range(2):
         prefix = f"blk.{layer}"
