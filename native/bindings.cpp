@@ -251,7 +251,7 @@ Function borrowed(uintptr_t address) {
 }
 
 void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
-                  size_t n_hidden, size_t n_rollback, bool shares_cells, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
+                  size_t n_hidden, bool hidden_is_alone, size_t n_rollback, bool shares_cells, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
                   uintptr_t llama_memory_seq_cp, uintptr_t llama_memory_seq_pos_max, uintptr_t llama_set_abort_callback) {
     require(n_sequences >= 1 && n_leaves >= 1, "Context: needs at least one sequence, and one leaf");
     const ggufspec::Functions functions{
@@ -264,7 +264,7 @@ void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory,
         borrowed<decltype(ggufspec::Functions::set_abort_callback)>(llama_set_abort_callback),
     };
     new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences, n_leaves,
-                                n_hidden, n_rollback, shares_cells);
+                                n_hidden, hidden_is_alone, n_rollback, shares_cells);
 }
 
 void require_sequence(const ggufspec::Context & self, size_t sequence) {
@@ -609,13 +609,17 @@ NB_MODULE(_native, m) {
              "block_bonus"_a = 0.0)
         .def(
             "update",
-            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate) {
-                require(!curve.empty() && curve[0] > 0 && !probabilities.empty(), "update: needs costs above 0, and probabilities");
-                self.update(std::move(curve), step, probabilities, min_rate);
+            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate,
+               size_t n_per_step) {
+                require(!curve.empty() && curve[0] > 0 && !probabilities.empty() && n_per_step > 0,
+                        "update: needs costs above 0, probabilities, and n_per_step above 0");
+                self.update(std::move(curve), step, probabilities, min_rate, n_per_step);
             },
-            "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0,
+            "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "n_per_step"_a = 1,
             "Find the best rule for these costs in seconds and for tokens that are accepted with these probabilities.\n\n"
-            "min_rate: tokens per second that other ways of decoding reach.")
+            "min_rate: tokens per second that other ways of decoding reach; n_per_step: distributions that a step gives.")
+        .def("foresee", &ggufspec::LengthRule::foresee, "gaps"_a,
+             "The logit gaps of the next distribution and those behind it are known: choose how many tokens are drawn.")
         .def(
             "prefix_length",
             [](const ggufspec::LengthRule & self, const std::vector<double> & probabilities) {
@@ -660,7 +664,7 @@ NB_MODULE(_native, m) {
         "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_leaves"_a = 1, "n_hidden"_a = 0,
-             "n_rollback"_a = 0, "shares_cells"_a = false, nb::kw_only(), "llama_decode"_a,
+             "hidden_is_alone"_a = false, "n_rollback"_a = 0, "shares_cells"_a = false, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
              "llama_memory_seq_pos_max"_a, "llama_set_abort_callback"_a)
         .def("n_common", &n_common, "tokens"_a.noconvert(), "sequence"_a = 0,
@@ -676,7 +680,7 @@ NB_MODULE(_native, m) {
              "decode, and at the same time, in another thread, that of another context; returns both codes.\n\n"
              "What a signal handler raises ends both.")
         .def("decode_hidden", &decode_hidden, "sequence"_a, "tokens"_a.noconvert(), "hidden"_a.noconvert(), "n_rows"_a,
-             "decode of one sequence, with a hidden state (n_tokens, n_hidden) beside each token.")
+             "decode of one sequence, with a hidden state (n_tokens, n_hidden) beside each token, or in its place.")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "tokens"_a.noconvert(),
              "Make a sequence hold what another has of the beginning of tokens, and nothing else.")
         .def("drop_middle", &drop_middle, "n_first"_a, "n_dropped"_a, "sequence"_a = 0,

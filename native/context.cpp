@@ -13,12 +13,13 @@ namespace ggufspec {
 namespace {
 
 constexpr std::chrono::milliseconds kCheckInterval{100};
+constexpr size_t kPositions = 4;  // that M-RoPE has for each row of a batch without tokens
 constexpr size_t kNodesPerClock = 8;  // reading the clock at each node took 3 % of a pass of a 1.5 M draft
 
 }  // namespace
 
 Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
-                 size_t n_hidden, size_t n_rollback, bool shares_cells)
+                 size_t n_hidden, bool are_alone, size_t n_rollback, bool shares_cells)
     : functions_(functions),
       context_(context),
       memory_(memory),
@@ -27,11 +28,12 @@ Context::Context(Functions functions, void * context, void * memory, size_t n_ba
       shares_cells_(shares_cells),
       held_(n_sequences),
       tokens_(n_batch),
-      positions_(n_batch),
+      positions_(are_alone ? kPositions * n_batch : n_batch),
       n_sequences_(n_batch, 1),
       sequences_(n_batch),
       wanted_(n_batch),
       n_hidden_(n_hidden),
+      are_alone_(are_alone),
       hidden_(n_batch * n_hidden) {
     int32_t id = 0;
     for (Held & held : held_) held.id = id++;
@@ -177,8 +179,9 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
     const size_t first = n_added_, end = n_added_ + n_tokens;
     std::copy(tokens, tokens + n_tokens, tokens_.begin() + first);
     const auto hidden_first = hidden_.begin() + first * n_hidden_;
+    has_hidden_ = hidden != nullptr;
     if (hidden) std::copy(hidden, hidden + n_tokens * n_hidden_, hidden_first);
-    else std::fill(hidden_first, hidden_first + n_tokens * n_hidden_, 0.0f);
+    else if (!are_alone_) std::fill(hidden_first, hidden_first + n_tokens * n_hidden_, 0.0f);
     const int32_t next = shares_cells_ ? functions_.seq_pos_max(memory_, held.id) + 1 : position(held, held.cells.size());
     std::iota(positions_.begin() + first, positions_.begin() + end, next);
     std::fill(sequences_.begin() + first, sequences_.begin() + end, &held.id);
@@ -242,8 +245,17 @@ void Context::add_tree(Held & held, size_t n_lead, const int32_t * parents, size
 }
 
 int32_t Context::run(std::function<bool()> is_interrupted) {
-    const Batch batch{static_cast<int32_t>(n_added_), tokens_.data(),    n_hidden_ ? hidden_.data() : nullptr, positions_.data(),
-                      n_sequences_.data(),            sequences_.data(), wanted_.data()};
+    const bool has_tokens = !are_alone_ || !has_hidden_, has_hidden = are_alone_ ? has_hidden_ : n_hidden_ > 0;
+    if (!has_tokens) {  // all of a dimension, then all of the next one; the last is 0
+        for (size_t i = n_added_; i < kPositions * n_added_; i++) positions_[i] = i < 3 * n_added_ ? positions_[i % n_added_] : 0;
+    }
+    const Batch batch{static_cast<int32_t>(n_added_),
+                      has_tokens ? tokens_.data() : nullptr,
+                      has_hidden ? hidden_.data() : nullptr,
+                      positions_.data(),
+                      n_sequences_.data(),
+                      sequences_.data(),
+                      wanted_.data()};
     for (const Part & part : parts_) {
         part.held->is_clean = false;
         part.held->n_droppable = -1;

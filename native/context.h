@@ -45,12 +45,13 @@ struct DecodeError : std::runtime_error {
 class Context {
 public:
     // n_leaves: the most leaves of a tree for each sequence; n_sequences * n_leaves ids of llama.cpp.
-    // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them.
+    // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them. are_alone: a batch
+    // has hidden states or tokens, not both; its tokens then only name what is held.
     // n_rollback: see ContextOptions in context_options.py; 0 where llama.cpp itself refuses what it cannot drop.
     // shares_cells: its memory is that of another context. A batch is then placed behind that one's cells, and
     // llama.cpp adds none: the tokens that this object holds are those of past batches.
     Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
-            size_t n_hidden, size_t n_rollback, bool shares_cells);
+            size_t n_hidden, bool are_alone, size_t n_rollback, bool shares_cells);
     Context(const Context &) = delete;  // a batch has pointers into this object
     Context & operator=(const Context &) = delete;
 
@@ -159,6 +160,7 @@ private:
     std::vector<int32_t *> sequences_;
     std::vector<int8_t> wanted_;
     size_t n_hidden_;
+    bool are_alone_, has_hidden_ = false;  // has_hidden_: the batch in progress, if they are alone
     std::vector<float> hidden_;
     double seconds_ = 0;
     std::function<bool()> is_interrupted_;  // of the batch in progress; may be empty

@@ -55,13 +55,14 @@ double first_positive(const Levels & values) {
 
 // The best rule if a second is worth `rate` tokens, with the tokens and seconds of a round that follows it.
 StoppingRule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs,
-                     double block_bonus) {
+                     double block_bonus, size_t n_per_step) {
     const size_t n_most = curve.size() - 1;
     StoppingRule rule{Levels(n_most, kNever), Levels(n_most, kNever)};
     Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and those seconds
     Levels draw(kLevels), evaluate(kLevels), spent(kLevels);
     for (size_t n = n_most; n-- > 0;) {
         const double stair = curve[n + 1] - curve[n];
+        const double price = n % n_per_step == 0 ? step : 0;
         const double weight = 1 + block_bonus * double(n);
         for (size_t k = 0; k < kLevels; k++) draw[k] = weight * levels()[k] + value[k] - rate * stair;
         for (size_t k = 0; k < kLevels; k++) {
@@ -72,8 +73,8 @@ StoppingRule rule_at(double rate, const std::vector<double> & curve, double step
                 gained += drawn;
                 paid += below(seconds, k, down) + stair;
             }
-            evaluate[k] = gained / double(downs.size()) - rate * step;
-            spent[k] = paid / double(downs.size()) + step;
+            evaluate[k] = gained / double(downs.size()) - rate * price;
+            spent[k] = paid / double(downs.size()) + price;
         }
         rule.draw_from[n] = first_positive(draw);
         rule.evaluate_from[n] = first_positive(evaluate);
@@ -111,14 +112,14 @@ void AcceptanceModel::observe(double gap, double acceptance) {
 }
 
 StoppingRule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double rate,
-                       double min_rate, double block_bonus) {
+                       double min_rate, double block_bonus, size_t n_per_step) {
     std::vector<double> downs;
     for (double probability : probabilities) downs.push_back(levels_down(probability));
     const double least = std::max(1 / curve[0], min_rate);
     rate = std::max(rate, least);
     StoppingRule rule;
     for (int i = 0; i < kMaxIterations; i++) {
-        rule = rule_at(rate, curve, step, downs, block_bonus);
+        rule = rule_at(rate, curve, step, downs, block_bonus, n_per_step);
         const double found = std::max(rule.tokens / rule.seconds, least);
         const bool is_close = std::abs(found - rate) < kTolerance * rate;
         rule.rate = rate = found;
@@ -127,9 +128,10 @@ StoppingRule best_rule(const std::vector<double> & curve, double step, const std
     return rule;
 }
 
-void LengthRule::update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate) {
+void LengthRule::update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate,
+                        size_t n_per_step) {
     curve_ = std::move(curve);
-    rule_ = best_rule(curve_, step, probabilities, rule_.rate, min_rate, block_bonus);
+    rule_ = best_rule(curve_, step, probabilities, rule_.rate, min_rate, block_bonus, n_per_step);
 }
 
 PrefixLength LengthRule::prefix_length(const std::vector<double> & probabilities) const {
@@ -153,6 +155,7 @@ void LengthRule::start(size_t n_max) {
     expected_ = 0;
     gaps_.clear();
     stop_ = Stop::none;
+    is_foreseen_ = false;
 }
 
 size_t LengthRule::take(const std::vector<double> & probabilities) {
@@ -180,9 +183,23 @@ size_t LengthRule::n_reachable() const {
     return n;
 }
 
+void LengthRule::foresee(const std::vector<double> & gaps) {
+    if (curve_.empty()) return;
+    is_foreseen_ = true;
+    n_foreseen_ = n_drawn_;
+    double best = 0, reached = reached_, expected = 0;
+    const size_t n_most = std::min(n_drawn_ + gaps.size(), n_max_);
+    for (size_t n = n_drawn_; n < n_most; n++) {
+        reached *= acceptance.probability(gaps[n - n_drawn_]);
+        expected += reached * (1 + block_bonus * double(n));
+        const double gain = expected - rule_.rate * (curve_[n + 1] - curve_[n_drawn_]);
+        if (gain > best) best = gain, n_foreseen_ = n + 1;
+    }
+}
+
 bool LengthRule::should_evaluate() {
     if (n_drawn_ >= n_max_) stop_ = Stop::limit;
-    else if (!curve_.empty() && reached_ < rule_.evaluate_from[n_drawn_]) stop_ = Stop::unlikely;
+    else if (!is_foreseen_ && !curve_.empty() && reached_ < rule_.evaluate_from[n_drawn_]) stop_ = Stop::unlikely;
     else return true;
     return false;
 }
@@ -190,7 +207,8 @@ bool LengthRule::should_evaluate() {
 bool LengthRule::should_draw(double gap) {
     const double reached = reached_ * acceptance.probability(gap);
     gaps_.push_back(gap);
-    if (reached < least || (n_drawn_ < rule_.draw_from.size() && reached < rule_.draw_from[n_drawn_])) {
+    const bool is_below = n_drawn_ < rule_.draw_from.size() && reached < rule_.draw_from[n_drawn_];
+    if (reached < least || (is_foreseen_ ? n_drawn_ >= n_foreseen_ : is_below)) {
         stop_ = Stop::uncertain;
         return false;
     }

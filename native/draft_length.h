@@ -46,14 +46,14 @@ struct StoppingRule {
 // rule itself can reach (Dinkelbach, https://doi.org/10.1287/mnsc.13.7.492). It is found by backward induction over the
 // probability that the draft is still accepted, so it looks beyond an expensive batch size to a cheaper one behind it.
 //
-// curve (n_most + 1): seconds of a target pass over 1, 2 ... tokens; step: seconds of a draft step; probabilities: equally
-// likely acceptance probabilities of the next token; rate: where the iteration starts; min_rate: tokens per second that
-// other ways of decoding reach.
+// curve (n_most + 1): seconds of a target pass over 1, 2 ... tokens; step: seconds of a draft step, which gives n_per_step
+// distributions; probabilities: equally likely acceptance probabilities of the next token; rate: where the iteration
+// starts; min_rate: tokens per second that other ways of decoding reach.
 //
 // block_bonus: block verification judges a draft as a whole, so later tokens can save an earlier one: the token after n
 // others counts (1 + block_bonus * n) times its probability. 0 for rules that judge token by token.
 StoppingRule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double rate,
-                       double min_rate, double block_bonus = 0);
+                       double min_rate, double block_bonus = 0, size_t n_per_step = 1);
 
 // How much of an existing draft to use. Computing it cost nothing, so only verification is paid for.
 struct PrefixLength {
@@ -73,7 +73,8 @@ public:
         : acceptance(acceptance), block_bonus(block_bonus) {}
 
     // Finds the best rule: see best_rule.
-    void update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate);
+    void update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate,
+                size_t n_per_step = 1);
     const StoppingRule & rule() const { return rule_; }
 
     // What a round by the rule gains, comparable with PrefixLength::gain.
@@ -87,6 +88,11 @@ public:
 
     // How many further tokens of these probabilities to draft, which cost no draft step; they count as drawn.
     size_t take(const std::vector<double> & probabilities);
+
+    // The gaps of the next distribution, and of those behind it, are known before a token is drawn from any of them: chooses
+    // how many tokens are drawn from here on, instead of the thresholds. Lossless: it depends on distributions, and on tokens
+    // that were drawn.
+    void foresee(const std::vector<double> & gaps);
 
     // Whether to run the draft model for the next distribution.
     bool should_evaluate();
@@ -123,6 +129,8 @@ private:
     double reached_ = 1, expected_ = 0;  // expected_: how many drawn tokens are accepted, on average
     std::vector<double> gaps_;           // of all distributions of this round
     Stop stop_ = Stop::none;
+    bool is_foreseen_ = false;
+    size_t n_foreseen_ = 0;  // tokens that are drawn in all
 };
 
 }  // namespace ggufspec

@@ -21,7 +21,7 @@ from ggufspec import __version__
 from ggufspec.batch.process import LocalProcess, StartWorker, WorkerEvent, last_line
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import ClusterError, OptionError
-from ggufspec.models.heads import MTP
+from ggufspec.models.head_facts import MTP
 
 LOCAL = "local"
 _ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\s]+?)\]?:(?P<port>\d{1,5})/?")

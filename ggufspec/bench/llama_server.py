@@ -20,7 +20,8 @@ from ggufspec.common.files import temporary_folder
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
-from ggufspec.models.heads import MTP, DraftFile
+from ggufspec.models.head_facts import MTP
+from ggufspec.models.heads import DraftFile
 from ggufspec.placement.overrides import Overrides
 
 _HOST = "127.0.0.1"

@@ -24,7 +24,8 @@ from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context
 from ggufspec.llama.devices import n_logical_cores, n_threads_default
 from ggufspec.llama.profile_key import profile_key
-from ggufspec.models.heads import MTP, DraftFile
+from ggufspec.models.head_facts import MTP
+from ggufspec.models.heads import DraftFile
 
 CLEARLY_FASTER = 0.96  # of the default's seconds: a setting that is slower than this is not chosen
 PROMPT_TOKENS = (512, 2048)  # of the prompt for trials of n_batch, on slow and fast machines

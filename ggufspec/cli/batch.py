@@ -29,8 +29,8 @@ from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, parse_prompts
 from ggufspec.common.reading import read_prompt_file
 from ggufspec.engine.file_sampling import file_sampling
+from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import MTP
 
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 

@@ -11,7 +11,8 @@ from ggufspec.cli import render
 from ggufspec.cli.progress import late_bars
 from ggufspec.common import defaults
 from ggufspec.common.files import default_cache_dir
-from ggufspec.models.heads import MTP, DraftFile
+from ggufspec.models.head_facts import MTP
+from ggufspec.models.heads import DraftFile
 
 AUTO_DRAFT = "auto"
 MOST_DRAFTS = 16  # that a command ranks

@@ -20,8 +20,9 @@ from ggufspec.cli.text_settings import refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
+from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import MTP, is_head
+from ggufspec.models.heads import is_head
 from ggufspec.models.named_shape import shape_of_name, shapes_of_pair
 from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape

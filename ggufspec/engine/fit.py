@@ -14,8 +14,9 @@ from ggufspec.errors import OptionError
 from ggufspec.llama.build import why_no_gpu
 from ggufspec.llama.context_options import KV_TYPES, choice
 from ggufspec.llama.devices import buffer_types, free_memory, gpus
+from ggufspec.models.head_facts import HeadFacts
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
+from ggufspec.models.heads import DraftFile, check_model, is_head
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of, with_kept
 from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import n_rollback

@@ -32,7 +32,7 @@ from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.llama.vocab_map import VocabMap, map_of
-from ggufspec.models.heads import MTP, HeadFacts
+from ggufspec.models.head_facts import MTP, HeadFacts
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.overrides import overrides_of
 from ggufspec.placement.rpc_address import addresses
@@ -336,7 +336,7 @@ def _settings(
     n_kept = options.n_ctx_draft or 0
     of_draft = replace(
         shared,
-        n_rows=1 if head else max(options.n_draft_max, 2),  # for its own draft
+        n_rows=head.n_rows(options.n_draft_max) if head else max(options.n_draft_max, 2),
         n_kept=n_kept if n_kept < shared.n_ctx else 0,
         n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
         n_threads=options.n_threads_draft or found.n_threads_draft or n_threads,

@@ -14,7 +14,7 @@ from ggufspec.engine.completion import Completion
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.pair import Pair
 from ggufspec.errors import ClosedError, DecodeError
-from ggufspec.llama.context import BatchPart
+from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.session import PreparedScore
 
 _FIRST_PIECE = 32  # prompt tokens for which other generations wait

@@ -8,6 +8,7 @@ from itertools import count
 from weakref import WeakSet
 
 from ggufspec.decoding.types import Logits, Session
+from ggufspec.llama.block_session import BlockSession
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head, HeadSession
 from ggufspec.llama.mapped_session import MappedSession
@@ -23,7 +24,7 @@ _HALF = 0.5  # of a prompt: the same, where no tokens can be copied between slot
 _N_WORTH_BORROWING = 8  # tokens
 
 
-DraftSession = LlamaSession | MappedSession | HeadSession | SharedCacheSession
+DraftSession = LlamaSession | MappedSession | HeadSession | SharedCacheSession | BlockSession
 
 
 @dataclass(eq=False)

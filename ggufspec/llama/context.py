@@ -5,15 +5,16 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec import _native
-from ggufspec.decoding.types import Logits
+from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
+from ggufspec.llama.batch_part import BatchPart, Follower, Parts
 from ggufspec.llama.cache_limits import check_cache, check_kept
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
@@ -22,40 +23,13 @@ from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.llama.threadpool import ThreadPools
-from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFacts
+from ggufspec.models.head_facts import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFacts
 
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be truncated
-
-
-class BatchPart(NamedTuple):
-    """One sequence in a batch: tokens after those that it holds, logits of the last `n_rows`.
-
-    `parents`: the last tokens are a tree, and these the nodes that they follow: see types.Draft.
-    """
-
-    sequence: int
-    tokens: Sequence[int]
-    n_rows: int
-    parents: Sequence[int] = ()
-
-
-Parts = Sequence[BatchPart]
-
-
-class Follower(Protocol):
-    """What reads the hidden states of a context: see llama/head.py."""
-
-    def follow(self, tokens: Sequence[int], sequence: int) -> int:
-        """How many of `tokens`, which it is about to read, it need not decode again, at most."""
-        ...
-
-    def after_decode(self, parts: Parts, positions: Sequence[int]) -> None:
-        """It has decoded `parts` at `positions`. Raises DecodeError, KeyboardInterrupt."""
-        ...
 
 
 class HeadLink(NamedTuple):
@@ -111,17 +85,23 @@ class Context:
         self.reads_trees = link is None and can_drop_tail and not is_separate
         self.n_leaves = max(n_leaves, 1) if self.reads_trees else 1  # the most of a tree
         is_eagle3 = link is not None and link.facts.kind == EAGLE3
+        block = link.facts.block if link is not None else None
         # Numbers of the hidden states that it reads.
         self.n_hidden = 0 if link is None else model.n_embd if is_eagle3 else model.n_embd_out
+        if link is not None and block is not None:
+            self.n_hidden = len(link.facts.target_layers) * model.n_embd
         self._layer_skip = layer_skip
         self.n_left_out = [0] * options.n_sequences  # tokens of their texts: see short_cache.py
         n_batch = min(options.n_batch, options.n_kept or options.n_ctx)
-        n_batch = min(n_batch, EAGLE3_BATCH) if is_eagle3 else n_batch
+        n_batch = min(n_batch, EAGLE3_BATCH) if is_eagle3 or block else n_batch
         self.n_batch = max(n_batch, options.n_rows * options.n_sequences)
         # The most rows of logits of a sequence in a batch.
         self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
         # The most in a batch of all sequences, which one sequence may have alone.
-        self.n_outputs = max(self.n_rows, options.n_rows * options.n_sequences)
+        self._block = block  # of a head that reads blocks of tokens, or hidden states alone
+        # Such a head computes the block of one sequence at a time.
+        self._n_rows_of_all = options.n_rows * (1 if block else options.n_sequences)
+        self.n_outputs = max(self.n_rows, self._n_rows_of_all)
         # A head's own padding at the end of a row is left out: its rows are read one by one.
         self.n_vocab: int = link.target.n_vocab if link is not None else model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
@@ -141,6 +121,8 @@ class Context:
                 )
             with listening():
                 self.pools.attach(self._pointer, self.n_threads, self._n_threads_batch)
+                if block is not None:
+                    llama_cpp.llama_set_causal_attn(self._pointer, block.is_causal)
                 self._native = _native.Context(
                     address_of(self._pointer),
                     address_of(memory),
@@ -148,6 +130,7 @@ class Context:
                     self.n_sequences,
                     self.n_leaves,
                     self.n_hidden,
+                    block is not None,
                     n_rollback,
                     link is not None and link.facts.shares_cache,
                     **addresses(),
@@ -167,7 +150,7 @@ class Context:
         params.n_batch = params.n_ubatch = self.n_batch
         params.n_seq_max = options.n_sequences * self.n_leaves
         params.kv_unified = self.can_share_passes or self.n_leaves > 1
-        params.n_outputs_max = options.n_rows * options.n_sequences
+        params.n_outputs_max = self._n_rows_of_all
         params.op_offload = options.offloads
         # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
         params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
@@ -235,7 +218,8 @@ class Context:
 
         `parents`: see BatchPart. A tree is held until the next resume, truncate or decode of the
         sequence: resume keeps the path along its tokens, the others keep the first path.
-        In the context of a head, with zeros for the hidden states, as for timing. Raises
+        In the context of a head, with zeros for the hidden states, as for timing; of one that reads
+        blocks, these alone where no logits are kept. Raises
         ValueError for more than n_leaves leaves, DecodeError, and KeyboardInterrupt within a batch;
         the sequence then holds none of the tokens.
         """
@@ -274,6 +258,9 @@ class Context:
     def _run(self, parts: Parts, hidden: NDArray[np.float32] | None = None) -> None:
         native = self._checked(parts)
         positions = [native.n_cells(part.sequence) for part in parts] if self.follower else ()
+        if hidden is None and self._block is not None and not parts[0].n_rows:
+            hidden = np.zeros((len(parts[0].tokens), self.n_hidden), np.float32)
+            parts = [parts[0]._replace(tokens=token_array(parts[0].tokens))]
         log.inside += 1
         try:
             if hidden is None:

@@ -1,4 +1,4 @@
-"""Heads: drafts that read the target's hidden states beside its tokens (MTP, EAGLE-3).
+"""Heads: drafts that read the target's hidden states beside its tokens (MTP, EAGLE-3, DFlash).
 
 MTP: DeepSeek-V3, https://arxiv.org/abs/2412.19437; EAGLE-3: https://arxiv.org/abs/2503.01840.
 """
@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from ggufspec.decoding.tree import path_along
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension
-from ggufspec.llama.context import BatchPart, Context, HeadLink
+from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama.block_session import Blocks, BlockSession
+from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.extension import Hidden
+from ggufspec.llama.given_states import GivenStates
 from ggufspec.llama.log import listening
 from ggufspec.llama.shared_head import SharedCacheSession
-from ggufspec.models.heads import EAGLE3, EAGLE3_ROWS, MTP
+from ggufspec.models.head_facts import EAGLE3, EAGLE3_ROWS, MTP
 
 # Those of a round, of which some may be rejected, and those since the last draft, which may not be
 # needed. With 64, a text without drafts was 5 % slower beside an EAGLE-3 head of SmolLM2 135M.
@@ -47,9 +48,13 @@ class Head:
             if facts.kind == MTP or len(inside) < len(facts.target_layers):
                 extension.keep_hidden(target.pointer, of_rows_only=False)
             extension.keep_layer_inputs(target.pointer, inside)
-            extension.keep_hidden(context.pointer, of_rows_only=True)
-        self.sessions: list[HeadSession] | list[SharedCacheSession]
-        if facts.shares_cache:
+            if facts.block is None or facts.block.n_candidates:
+                extension.keep_hidden(context.pointer, of_rows_only=facts.block is None)
+        self.sessions: list[HeadSession] | list[SharedCacheSession] | list[BlockSession]
+        if facts.block is not None:
+            blocks = Blocks(context, facts.block, n_unread_max=n_unread_max)
+            self.sessions = [BlockSession(blocks, i) for i in range(context.n_sequences)]
+        elif facts.shares_cache:
             self.sessions = [
                 SharedCacheSession(context, target, i) for i in range(context.n_sequences)
             ]
@@ -114,15 +119,6 @@ class Head:
         )
 
 
-class _Tree(NamedTuple):
-    """The end of the target's last batch, of which a path can be accepted."""
-
-    position: int
-    tokens: Sequence[int]
-    parents: Sequence[int]
-    states: Hidden
-
-
 class HeadSession:
     """A head as a function from tokens to logits; see decoding.types.Session.
 
@@ -139,10 +135,7 @@ class HeadSession:
         self._text = array("i")  # that it has read
         self._n_true = 0  # tokens of it that were read with states of the target
         self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...
-        self._first = 0  # the position of the first state that the target gave and is kept
-        self._unread = array("i")  # the tokens from there on
-        self._states = np.empty((0, 0), np.float32)  # of them, with room for more
-        self._tree: _Tree | None = None  # behind the unread tokens
+        self._given = GivenStates(head.n_unread_max)
         self._last = 0  # the token of the last batch that has logits
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
@@ -163,38 +156,25 @@ class HeadSession:
         Returns how many of them, at most, the target need not decode again.
         """
         tokens = token_array(tokens)
-        self._choose_path(tokens)
+        self._given.choose_path(tokens)
         n_held = self._context.n_common(self._text[self._n_skipped :], self.sequence)
         self._cut(min(n_same(tokens, self._text), n_held + self._n_skipped))
-        del self._unread[n_same(tokens[self._first :], self._unread) :]
-        return self._n_given if self._can_go_on else max(self._n_true - 1, 0)
+        self._given.cut(tokens)
+        return self._given.end if self._can_go_on else max(self._n_true - 1, 0)
 
     def take(self, position: int, part: BatchPart, states: Hidden) -> None:
         """The target has decoded `part` at `position`; `states` is copied.
 
         Tokens behind the first of its rows are drafted: they may be rejected.
         """
-        self._tree, tokens = None, part.tokens
-        if parents := part.parents:
-            n_lead = len(tokens) - len(parents)
-            tree = _Tree(position + n_lead, tokens[n_lead:], parents, states[n_lead:].copy())
-            self.take(position, BatchPart(self.sequence, tokens[:n_lead], 1), states[:n_lead])
-            self._tree = tree
-            return
-        n = position - self._first
-        if not 0 <= n <= len(self._unread):
-            n = 0
-            del self._unread[:]
-            self._first = position
         if self._own and self._head.facts.n_layers > 1:
             self._cut(self._n_true - 1)  # a token that not all layers have read
-        self._cut(position + n_same(token_array(tokens), self._text[position:]))
-        # In this order: a Ctrl-C between two of them leaves fewer states, not another token's.
-        del self._unread[n:]
-        self._keep(n, states)
-        self._unread.extend(tokens)
-        if len(self._unread) > self._head.n_unread_max:
-            self._read_unread(max(part.n_rows - 1, 0))
+        n = len(part.tokens) - len(part.parents)
+        tokens = token_array(part.tokens[:n])
+        self._cut(position + n_same(tokens, self._text[position:]))
+        self._given.take(position, part, states)
+        if len(self._given) > self._head.n_unread_max:
+            self._read_unread(max(part.n_rows - 1, 0) if n == len(part.tokens) else 0)
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` it has read. Raises ClosedError."""
@@ -210,9 +190,7 @@ class HeadSession:
         """Empty the cache of this sequence. Raises ClosedError."""
         self._context.truncate(0, self.sequence)
         self._cut(0)
-        self._tree = None
-        del self._unread[:]
-        self._first = 0
+        self._given.forget()
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take over `tokens`, with which the text of another sequence that has read them begins."""
@@ -224,20 +202,14 @@ class HeadSession:
             self._n_true = len(tokens)
 
     @property
-    def _n_given(self) -> int:
-        """For how many tokens at the start of the text the target has given states."""
-        return self._first + len(self._unread)
-
-    @property
     def _can_go_on(self) -> bool:
         """Whether the state is there that is read with the next token."""
-        return self._first < max(self._n_true, 1) and self._n_given >= self._n_true
+        return self._given.first < max(self._n_true, 1) and self._given.end >= self._n_true
 
     def _score(self, tokens: array[int]) -> Logits:
-        self._choose_path(tokens)
+        self._given.choose_path(tokens)
         n = len(tokens)
-        n_given = self._first + n_same(tokens[self._first :], self._unread)
-        n_true = min(n, n_given + 1)
+        n_true = min(n, self._given.n_known(tokens) + 1)
         if n_true <= self._n_skipped:
             raise NoRoomError("an EAGLE-3 head needs two tokens to draft from")
         if n - n_true > self._head.n_draft_max:
@@ -254,9 +226,9 @@ class HeadSession:
             if self._n_true < n_read:
                 self._read(tokens[self._n_true : n_read])
             known, text = n_true, tokens[:n_true]
-            self._own = [self._step(text, self._given(n_read - 1, n_true - 1))]
+            self._own = [self._step(text, self._encoded(n_read - 1, n_true - 1))]
             self._n_true, self._text = n_true, text
-            self._drop(n_true - 2)
+            self._given.drop_before(n_true - 2)
         self._cut(known)
         for i in range(known + 1, n + 1):
             text = tokens[:i]
@@ -264,22 +236,11 @@ class HeadSession:
             self._text = text
         return self._context.rows(self._last, 1)
 
-    def _choose_path(self, tokens: array[int]) -> None:
-        """Of a tree that the target has decoded, keep the path along `tokens`."""
-        tree, self._tree = self._tree, None
-        if tree is None:
-            return
-        path = path_along(tree.parents, tree.tokens, tokens[tree.position :])
-        n = tree.position - self._first
-        del self._unread[n:]
-        self._keep(n, tree.states[path])
-        self._unread.extend(tree.tokens[node] for node in path)
-
     def _read_unread(self, n_left: int = 0) -> None:
         """Read all tokens that the target has given states of, but for the last `n_left`."""
-        end = self._n_given - n_left
+        end = self._given.end - n_left
         if self._can_go_on and end > self._n_true:
-            self._read(self._unread[self._n_true - self._first : end - self._first])
+            self._read(self._given.tokens(self._n_true, end))
 
     def _read(self, tokens: array[int]) -> None:
         """Read tokens behind those that were read with the target's states."""
@@ -287,12 +248,12 @@ class HeadSession:
         self._own = []
         start = max(self._n_true, self._n_skipped)
         end = self._n_true + len(tokens)
-        states = self._given(start - 1, end - 1)
+        states = self._encoded(start - 1, end - 1)
         for layer in range(self._head.facts.n_layers):  # each has cells of its own
             self._decode(start, tokens[len(tokens) - len(states) :], states, 0, layer)
         self._text.extend(tokens)
         self._n_true = end
-        self._drop(end - 2)
+        self._given.drop_before(end - 2)
 
     def _draft_step(self, tokens: array[int]) -> Hidden:
         """Read the last token, which was only drafted, with the head's own states."""
@@ -301,7 +262,7 @@ class HeadSession:
         layer = len(tokens) - self._n_true
         if layer >= self._head.facts.n_layers:
             raise NoRoomError(f"the head has {layer} layers, and drafts as many tokens")
-        first = self._given(self._n_true - 2, self._n_true - 1)
+        first = self._encoded(self._n_true - 2, self._n_true - 1)
         return self._step(tokens, np.concatenate([first, *self._own]), layer)
 
     def _step(self, tokens: array[int], states: Hidden, layer: int = 0) -> Hidden:
@@ -328,36 +289,13 @@ class HeadSession:
             context.decode_hidden(piece, states[i : i + n_batch], wanted, self.sequence)
             self._last = len(piece) - 1
 
-    def _given(self, start: int, end: int) -> Hidden:
+    def _encoded(self, start: int, end: int) -> Hidden:
         """The target's states of positions `start` to `end`, encoded; zeros for position -1."""
         zeros = np.zeros((max(-start, 0), self._context.n_hidden), np.float32)
         if end <= 0:
             return zeros
-        first = max(start, 0) - self._first
-        found = self._head.encoded(self._states[first : end - self._first])
+        found = self._head.encoded(self._given.between(max(start, 0), end))
         return np.concatenate([zeros, found]) if len(zeros) else found
-
-    def _keep(self, n: int, states: Hidden) -> None:
-        """Keep `states` behind the first `n` that are kept."""
-        n_all = n + len(states)
-        if n_all > len(self._states):
-            larger = np.empty((2 * n_all, states.shape[1]), np.float32)
-            if n:
-                larger[:n] = self._states[:n]
-            self._states = larger
-        self._states[n:n_all] = states
-
-    def _drop(self, position: int) -> None:
-        """Drop the states before a position."""
-        if (n := position - self._first) > 0:
-            kept = self._unread[n:]
-            del self._unread[:]  # first, and last what is kept: see `take`
-            self._states[: len(kept)] = self._states[n : n + len(kept)].copy()
-            n_most = 2 * self._head.n_unread_max
-            if len(self._states) > 2 * n_most:
-                self._states = self._states[: max(n_most, len(kept))].copy()
-            self._first = position
-            self._unread.extend(kept)
 
     def _cut(self, n_tokens: int) -> None:
         """Count tokens from `n_tokens` on as not read."""

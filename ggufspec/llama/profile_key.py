@@ -7,7 +7,7 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import machine
 from ggufspec.llama.model import Model
-from ggufspec.models.heads import MTP
+from ggufspec.models.head_facts import MTP
 
 
 def profile_key(

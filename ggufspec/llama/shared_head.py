@@ -13,7 +13,8 @@ import numpy as np
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension
-from ggufspec.llama.context import BatchPart, Context
+from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama.context import Context
 from ggufspec.llama.extension import Hidden
 
 # Hidden states of the last tokens of a batch that are kept: those of a round, of which some may be

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ggufspec.errors import ModelError, VocabError
 from ggufspec.models import local, names
+from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.heads import MTP, check_model, head_of, is_head
+from ggufspec.models.heads import check_model, head_of, is_head
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry, trims_folder
 from ggufspec.models.shape import shape_of

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
+from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import MTP, DraftFile, check_model
+from ggufspec.models.heads import DraftFile, check_model
 from ggufspec.models.pull import locate
 from ggufspec.models.quantization import file_type_of, header_of
 from ggufspec.models.quants import quant_of

@@ -7,14 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
+from ggufspec.models.head_facts import EAGLE3, HeadFacts
 from ggufspec.models.header import Header, layer_of
-from ggufspec.models.heads import (
-    EAGLE3,
-    DraftFile,
-    HeadFacts,
-    is_mtp_alone,
-    read_draft,
-)
+from ggufspec.models.heads import DraftFile, is_mtp_alone, read_draft
 from ggufspec.models.tensors import DENSE, EXPERTS, Tensor
 
 _N_MOST_LAYERS = 2048

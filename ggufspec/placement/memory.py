@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ggufspec.common import defaults
-from ggufspec.models.heads import EAGLE3_BATCH
+from ggufspec.models.head_facts import EAGLE3_BATCH
 from ggufspec.models.shape import ModelShape
 from ggufspec.models.tensors import TYPES
 

@@ -24,7 +24,8 @@ from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.load import load
-from ggufspec.llama.context import BatchPart, Context
+from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.session import LlamaSession
 

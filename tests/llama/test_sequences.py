@@ -19,7 +19,8 @@ import tiny
 from ggufspec import _native
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
-from ggufspec.llama.context import BatchPart, Context
+from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession

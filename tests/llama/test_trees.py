@@ -25,7 +25,8 @@ from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import DecodeError
 from ggufspec.llama import context as context_module
-from ggufspec.llama.context import BatchPart, Context
+from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import address_of
 from ggufspec.llama.functions import addresses

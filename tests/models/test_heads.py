@@ -12,16 +12,9 @@ import pytest
 
 from ggufspec.errors import ModelError, VocabError
 from ggufspec.models.gguf_file import GgufFile, write
+from ggufspec.models.head_facts import MTP, HeadFacts
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.heads import (
-    MTP,
-    HeadFacts,
-    check_model,
-    head_of,
-    head_text,
-    is_head,
-    read_draft,
-)
+from ggufspec.models.heads import check_model, head_of, head_text, is_head, read_draft
 from ggufspec.models.tensors import Tensor
 
 TOKENS = [b"<unk>", b"a", b"b", b"c"]

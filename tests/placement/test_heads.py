@@ -13,8 +13,8 @@ import tiny_heads
 
 from ggufspec.llama.log import listening
 from ggufspec.models.gguf_file import GgufFile
+from ggufspec.models.head_facts import EAGLE3_BATCH, MTP
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import EAGLE3_BATCH, MTP
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.models.tensors import Tensor
 from ggufspec.placement.machine import Gpu, Machine

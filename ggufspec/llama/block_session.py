@@ -1,0 +1,232 @@
+"""The session of a head that drafts a block of tokens in one pass (DFlash, DFlash2, DSpark).
+
+DFlash: https://arxiv.org/abs/2602.06036; what llama.cpp computes: its src/models/dflash.cpp.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec import _native
+from ggufspec.decoding.types import Logits, n_same, token_array
+from ggufspec.errors import NoRoomError
+from ggufspec.llama import extension
+from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama.context import Context
+from ggufspec.llama.extension import Hidden
+from ggufspec.llama.given_states import GivenStates
+from ggufspec.models.head_facts import Block
+
+
+class Blocks:
+    """The context of a head that drafts blocks, and whose block it has computed last."""
+
+    def __init__(self, context: Context, block: Block, *, n_unread_max: int) -> None:
+        """`n_unread_max`: see Head."""
+        self.context, self.block, self.n_unread_max = context, block, n_unread_max
+        self.owner: BlockSession | None = None
+
+
+class BlockSession:
+    """A head as a function from tokens to logits; see decoding.types.Session.
+
+    It writes the target's states into its cells, one for each token that the target has decoded.
+    Behind them it computes a block: the text's last token and masks, whose cells are dropped at
+    once. So all rows of a block depend on the text alone: each is what follows so many tokens,
+    whichever they are. Of DFlash2, a row depends on the token before it, too.
+    """
+
+    def __init__(self, blocks: Blocks, sequence: int) -> None:
+        self.sequence = sequence
+        self._blocks = blocks
+        self._context = blocks.context
+        self._block = blocks.block
+        self._given = GivenStates(blocks.n_unread_max)
+        self._held = array("i")  # the tokens whose states are in cells
+        self._n_true = 0  # tokens before the rows of its last block, which may be there
+        self._text = array("i")  # these tokens
+        self._gaps: list[float] = []  # of its first rows
+        self._candidates: Candidates | None = None  # of DFlash2
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+
+        Valid until the next score. Raises NoRoomError behind the end of a block, where the target
+        has not given states of the text, and (DFlash2) behind a token that is no candidate;
+        DecodeError, ClosedError.
+        """
+        if draft:
+            texts = [[*tokens, *draft[:i]] for i in range(len(draft) + 1)]
+            return np.concatenate([self.score(text).copy() for text in texts])
+        tokens = token_array(tokens)
+        i = self._row(tokens)
+        if self._candidates is not None:
+            return self._candidates.row(i, tokens[self._n_true :], self._context.n_vocab)
+        return self._context.rows(self._block.first + i, 1)
+
+    def gaps(self, tokens: Sequence[int], n_most: int) -> Sequence[float]:
+        """Logit gaps of the row after `tokens` and of the next ones of its block, at most `n_most`.
+
+        Of DFlash2, of those along the likeliest tokens. Known before any of these is drawn. Raises
+        as `score`.
+        """
+        tokens = token_array(tokens)
+        i = self._row(tokens)
+        if self._candidates is not None:
+            return self._candidates.gaps(i, tokens[self._n_true :], n_most)
+        for k in range(len(self._gaps), min(i + n_most, self._n_rows)):
+            self._gaps.append(_native.gap_of(self._context.rows(self._block.first + k, 1)))
+        return self._gaps[i : i + n_most]
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """The target is about to read `tokens`: drop what differs.
+
+        Returns how many of them, at most, the target need not decode again.
+        """
+        tokens = token_array(tokens)
+        self._given.choose_path(tokens)
+        self._given.cut(tokens)
+        n_held = self.n_common(tokens)
+        del self._held[n_held:]
+        return self._given.end if self._given.first <= n_held <= self._given.end else n_held
+
+    def take(self, position: int, part: BatchPart, states: Hidden) -> None:
+        """The target has decoded `part` at `position`; `states` is copied.
+
+        Tokens behind the first of its rows are drafted: they may be rejected.
+        """
+        tokens = token_array(part.tokens[: len(part.tokens) - len(part.parents)])
+        del self._held[position + n_same(tokens, self._held[position:]) :]
+        self._given.take(position, part, states)
+        n_left = 0 if part.parents else max(part.n_rows - 1, 0)
+        if len(self._given) > self._blocks.n_unread_max:
+            self._read(self._given.end - n_left)
+
+    def n_common(self, tokens: Sequence[int]) -> int:
+        """How many tokens at the start of `tokens` it has read. Raises ClosedError."""
+        tokens = token_array(tokens)
+        return min(n_same(tokens, self._held), self._context.n_common(tokens, self.sequence))
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read what the target has read of `tokens` last; the rest was read along with it."""
+        self.follow(tokens)
+        self._read(self._given.end)
+
+    def forget(self) -> None:
+        """Empty the cache of this sequence. Raises ClosedError."""
+        self._context.truncate(0, self.sequence)
+        del self._held[:]
+        self._given.forget()
+        self._blocks.owner = None
+
+    def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Take over `tokens`, with which the text of another sequence that has read them begins."""
+        if self._context.can_share_passes:
+            self.forget()
+            tokens = token_array(tokens)
+            self._context.copy_prefix(sequence, self.sequence, tokens)
+            self._held = tokens[:]
+
+    def _row(self, tokens: array[int]) -> int:
+        """The row of the block behind the text that follows `tokens`; computes the block."""
+        self._given.choose_path(tokens)
+        n_true = min(len(tokens), self._given.n_known(tokens) + 1)
+        i, is_there = len(tokens) - n_true, self._blocks.owner is self
+        if not (is_there and n_true == self._n_true and n_same(tokens, self._text) == n_true):
+            self._compute(tokens[:n_true], i)
+        if i >= self._n_rows:
+            raise NoRoomError(f"the head drafts {self._n_rows} tokens at once")
+        return i
+
+    @property
+    def _n_rows(self) -> int:
+        """Rows of the last block."""
+        n_room = self._context.n_ctx - self._n_true + 1
+        return min(self._context.n_rows, n_room) - self._block.first
+
+    def _compute(self, text: array[int], i: int) -> None:
+        """Compute the block behind `text`, if it has a row `i`."""
+        context, block = self._context, self._block
+        self._blocks.owner = None
+        self._n_true, self._text, self._gaps = len(text), text, []
+        if i >= self._n_rows:
+            raise NoRoomError(f"the head drafts {max(self._n_rows, 0)} tokens at once")
+        n_before = len(text) - 1
+        del self._held[self.n_common(text[:n_before]) :]
+        self._read(n_before)
+        if len(self._held) < n_before:
+            raise NoRoomError("hidden states of this text are missing")
+        context.truncate(n_before, self.sequence)
+        n_tokens = self._n_rows + block.first
+        # llama.cpp computes logits of all tokens, and keeps the first ones unless all are asked
+        # for. With DFlash2, none are used, but one is asked for: without any, states are read.
+        masks = [block.mask] * (n_tokens - 1)
+        n_logits = 1 if block.n_candidates else n_tokens
+        try:
+            context.decode(array("i", [text[-1], *masks]), n_logits, self.sequence)
+        finally:
+            context.truncate(n_before, self.sequence)
+        if block.n_candidates:
+            rows = extension.hidden(context.pointer, n_tokens, context.model.n_embd)
+            self._candidates = Candidates(rows[block.first :], block.n_candidates)
+        self._blocks.owner = self
+
+    def _read(self, end: int) -> None:
+        """Write the states of the text up to `end` into cells, as far as the target gave them."""
+        given, context = self._given, self._context
+        end = min(end, given.end)
+        if not given.first <= len(self._held) < end:
+            return
+        self._blocks.owner = None
+        context.truncate(len(self._held), self.sequence)
+        for start in range(len(self._held), end, context.n_batch):
+            stop = min(start + context.n_batch, end)
+            tokens, states = given.tokens(start, stop), given.between(start, stop)
+            context.decode_hidden(tokens, states, 0, self.sequence)
+            self._held.extend(tokens)
+        given.drop_before(end - 1)
+
+
+class Candidates:
+    """What DFlash2 gives for each place of a block: tokens, and their scores given the one before.
+
+    https://github.com/ggml-org/llama.cpp: the end of src/models/dflash.cpp.
+    """
+
+    def __init__(self, rows: Hidden, n: int) -> None:
+        """rows (n_places, width): `n` token ids, then n x n scores, by the place of the one before.
+
+        Before the first place is the text's last token: its scores are all in each row.
+        """
+        self._tokens: NDArray[np.int32] = rows[:, :n].astype(np.int32)
+        self._scores = rows[:, n : n + n * n].reshape(-1, n, n).copy()
+        two = np.partition(self._scores, -2)[..., -2:] if n > 1 else None
+        gaps = np.full(self._scores.shape[:2], np.inf) if two is None else two[..., 1] - two[..., 0]
+        self._gaps, self._likeliest = gaps, self._scores.argmax(-1)
+
+    def row(self, i: int, drafted: Sequence[int], n_vocab: int) -> Logits:
+        """Logits (1, n_vocab) at place `i` behind `drafted`. Raises NoRoomError."""
+        logits = np.full((1, n_vocab), -np.inf, np.float32)
+        logits[0, self._tokens[i]] = self._scores[i, self._before(i, drafted)]
+        return logits
+
+    def gaps(self, i: int, drafted: Sequence[int], n_most: int) -> list[float]:
+        """See BlockSession.gaps."""
+        found, before = [], self._before(i, drafted)
+        for k in range(i, min(i + n_most, len(self._tokens))):
+            found.append(float(self._gaps[k, before]))
+            before = int(self._likeliest[k, before])
+        return found
+
+    def _before(self, i: int, drafted: Sequence[int]) -> int:
+        """Which candidate the token before place `i` is."""
+        if i == 0:
+            return 0
+        (places,) = np.nonzero(self._tokens[i - 1] == drafted[i - 1])
+        if not len(places):
+            raise NoRoomError("the head has no distribution after this token")
+        return int(places[0])

@@ -1,0 +1,99 @@
+"""What a draft head is, and how one that does not fit its target is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from ggufspec.common.toml import read_toml
+from ggufspec.errors import ModelError, VocabError
+from ggufspec.models.header import Header
+from ggufspec.models.vocabulary_overlap import has_same_tokens
+
+MTP: Final = "mtp"  # as a draft: the head in the target's own file (a file: ./mtp)
+EAGLE3, ASSISTANT, DFLASH = "eagle3", "gemma4-assistant", "dflash"  # architectures
+KINDS = {
+    EAGLE3: "an EAGLE-3 head",
+    ASSISTANT: "a Gemma 4 assistant",
+    DFLASH: "a DFlash head",
+}
+# llama.cpp computes logits of each token of an EAGLE-3 head's batch, and has room for those of each
+# row of hidden states that it encodes.
+EAGLE3_BATCH, EAGLE3_ROWS = 128, 32
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a DFlash head reads to draft: the text's last token, then `mask` tokens.
+
+    n_tokens: of a block, as it was trained. first: its first place that predicts a token, the next
+    one of the text. n_candidates: DFlash2 scores so many tokens for each place, given the one
+    before; 0: logits of all tokens. is_causal: no token of a block sees those behind it.
+    """
+
+    n_tokens: int
+    mask: int
+    first: int = 1
+    n_candidates: int = 0
+    is_causal: bool = False
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """A head that drafts from the target's hidden states.
+
+    n_layers: its own that draft a token each. target_layers: those of the target whose inputs it
+    reads (EAGLE-3, DFlash). shares_cache: it reads the target's KV cache, and has none.
+    borrows_output: it multiplies with the target's output matrix. block: of a DFlash head.
+    """
+
+    kind: Literal["mtp", "eagle3", "dflash"]
+    n_layers: int = 1
+    target_layers: tuple[int, ...] = ()
+    shares_cache: bool = False
+    borrows_output: bool = False
+    block: Block | None = None
+
+    def n_rows(self, n_draft_max: int) -> int:
+        """Tokens of a pass that drafts, each with a row of logits, for drafts of so many tokens."""
+        return min(self.block.n_tokens, self.block.first + n_draft_max) if self.block else 1
+
+
+@cache
+def architectures() -> Mapping[str, Any]:
+    """Which architectures llama.cpp can run with which heads."""
+    return read_toml(Path(__file__).with_name("architectures.toml"))["heads"]  # type: ignore[no-any-return]
+
+
+def kind_of(header: Header) -> str:
+    """The kind of a head in words, with an article."""
+    if header.architecture == DFLASH:
+        for tensor, kind in (("markov_w1", "a DSpark head"), ("selector_hidden", "a DFlash2 head")):
+            if f"{tensor}.weight" in header.tensor_names:
+                return kind
+    return KINDS.get(header.architecture, "an MTP head")
+
+
+def check_tokens(target: Header, draft: Header) -> None:
+    """Raise VocabError unless the head has all tokens that the target may write."""
+    if not has_same_tokens(target, draft) or len(draft.tokens) < len(target.tokens):
+        raise VocabError(
+            f"{draft.paths[0]} is {kind_of(draft)} for another vocabulary ({len(draft.tokens):,} "
+            f"tokens) than the target's ({len(target.tokens):,}). Use the head that was made for "
+            "this target"
+        )
+
+
+def misfit(draft: Header, what: str) -> ModelError:
+    return ModelError(
+        f"{draft.paths[0]} is {kind_of(draft)} {what}. Use the head that was made for this target"
+    )
+
+
+def damaged(draft: Header, what: str) -> ModelError:
+    return ModelError(
+        f"{draft.paths[0]} cannot be used as {kind_of(draft)}: {what}. Convert it again"
+    )
