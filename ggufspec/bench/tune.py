@@ -60,7 +60,8 @@ class Pass:
 class Tuned:
     """The result. `facts`: its conditions. `chosen`: all settings; `settings`: without given ones.
 
-    `step`, `reading`: passes of the draft over one token and over one batch; None without a draft.
+    `step`: of the draft, for one token or, with a head that drafts blocks, for as many as it has;
+    `reading`: over one batch; None without a draft.
     """
 
     chosen: TunedSettings
@@ -77,7 +78,8 @@ class Tuned:
     @property
     def costs(self) -> CostModel:
         """The measured costs as a cost model."""
-        costs = CostModel(len(self.passes))
+        n_per_step = self.step.n_tokens if self.step else 1
+        costs = CostModel(len(self.passes), n_per_step=n_per_step)
         for measured in self.passes:
             costs.observe_target(measured.n_tokens, measured.seconds)
         if self.step is not None:
@@ -161,7 +163,7 @@ def tune(
             trials=tuple(trials.made),
             depth=depth,
             passes=tuple(_summed_up(size, seconds[size]) for size in sizes),
-            step=_summed_up(1, steps.steps) if steps else None,
+            step=_summed_up(steps.n_per_step, steps.steps) if steps else None,
             reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),
@@ -213,7 +215,7 @@ def speedup(costs: CostModel, acceptance: float, n_draft: int) -> float:
     Each drafted token is accepted with the probability `acceptance`.
     """
     n_expected = sum(acceptance**i for i in range(n_draft + 1))  # tokens of a round
-    return n_expected * costs.curve[0] / (costs.curve[n_draft] + n_draft * costs.step)
+    return n_expected * costs.curve[0] / (costs.curve[n_draft] + costs.drafting(n_draft))
 
 
 def best_length(costs: CostModel, acceptance: float) -> tuple[int, float]:

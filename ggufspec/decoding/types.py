@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +156,18 @@ class Session(Protocol):
 
         `tokens` must not be empty. The array is valid until the next score. Raises NoRoomError if
         the model cannot read so long a text: a drafter then ends its draft.
+        """
+        ...
+
+
+@runtime_checkable
+class BlockSession(Protocol):
+    """A Session whose next distributions are computed together, before a token is drawn."""
+
+    def gaps(self, tokens: Sequence[int], n_most: int) -> Sequence[float]:
+        """Logit gaps of the distributions after `tokens`, and behind the likeliest next ones.
+
+        At most `n_most`, as far as they are computed. Raises as `score`.
         """
         ...
 

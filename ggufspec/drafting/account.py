@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ggufspec.drafting import constants
 
@@ -39,8 +39,7 @@ class Account:
         curve: Sequence[float],
         plain: float,
         *,
-        fixed: float = 0.0,
-        step: float = 0.0,
+        drafting: Callable[[int], float] = lambda _: 0.0,
         is_free: bool,
         is_own: bool = True,
     ) -> int:
@@ -49,13 +48,13 @@ class Account:
         All while the balance is positive, or as many as risk little beside what they promise; that
         is asked of drafts from other texts (not `is_own`) in any case.
         `curve`: seconds of target passes over 1, 2 ... tokens; `plain`: of a token without drafts;
-        `fixed`, `step`: of the draft model, once and for each token.
+        `drafting`: of the draft model, for so many tokens.
         """
         n_most = min(len(probs), len(curve) - 1)
         if is_own and self.balances[0 if is_free else 1] > 0:
             return n_most
         for n in range(n_most, 0, -1):
-            paid = curve[n] - curve[0] + fixed + n * step
+            paid = curve[n] - curve[0] + drafting(n)
             risk, won, reached = 0.0, 0.0, 1.0
             for k, p in enumerate(probs[:n]):
                 risk += reached * (1 - p) * max(paid - k * plain, 0.0)

@@ -35,12 +35,16 @@ class CostModel:
     time.
     """
 
-    def __init__(self, n_most: int, n_sharers: int = 1, start: Start | None = None) -> None:
+    def __init__(
+        self, n_most: int, n_sharers: int = 1, start: Start | None = None, n_per_step: int = 1
+    ) -> None:
         """`n_sharers`: the most texts that share a pass, each with at most `n_most` tokens.
 
-        `start`: see Start; None: what is usual on processors.
+        `start`: see Start; None: what is usual on processors. `n_per_step`: tokens that the draft
+        model predicts in one step.
         """
         self.n_most = n_most
+        self.n_per_step = n_per_step
         self.n_sharers = n_sharers
         self.start = start
         self._warm: set[int] = set()  # sizes of passes that the device had; 0: a draft step
@@ -182,6 +186,10 @@ class CostModel:
             return min(share, most) * self.curve[0]
         return self._step * _discount(self.n_passes - self._step_at, self._n_steps)
 
+    def drafting(self, n_tokens: int) -> float:
+        """Seconds of the draft steps for that many distributions."""
+        return math.ceil(n_tokens / self.n_per_step) * self.step
+
     @property
     def read(self) -> float:
         """Seconds that the draft model takes for each token that it reads in a batch."""
@@ -197,13 +205,15 @@ class CostModel:
     def draft_cannot_pay(self) -> bool:
         """Whether drafting is slower than plain decoding even if every token is accepted."""
         rounds = enumerate(self.curve[1 : self.n_most], 1)  # of n drafted tokens
-        return all(n * self.step + seconds >= (n + 1) * self.plain for n, seconds in rounds)
+        return all(self.drafting(n) + seconds >= (n + 1) * self.plain for n, seconds in rounds)
 
     # Copies.
 
-    def resized(self, n_most: int, n_sharers: int = 1, start: Start | None = None) -> CostModel:
+    def resized(
+        self, n_most: int, n_sharers: int = 1, start: Start | None = None, n_per_step: int = 1
+    ) -> CostModel:
         """A copy for other passes: with the measurements of sizes that it covers."""
-        made = CostModel(n_most, n_sharers, start)
+        made = CostModel(n_most, n_sharers, start, n_per_step)
         made._warm = self._warm
         for n, seconds in self._measured.items():
             if n <= made._n_largest:

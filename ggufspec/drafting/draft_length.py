@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -105,12 +106,11 @@ class AutoLength:
             [self.mean] * n_max,
             self._curve,
             self._plain,
-            fixed=self._reading_seconds(),
-            step=self.costs.step,
+            drafting=self._drafting,
             is_free=False,
         )
         if not self.costs.knows_draft:
-            n_affordable = min(n_affordable, 1)
+            n_affordable = min(n_affordable, self.costs.n_per_step)
         self.rule.start(min(n_max, n_affordable))
         self._skipped = self._reason_to_skip(n_max, n_affordable)
         if not self._skipped:
@@ -125,6 +125,10 @@ class AutoLength:
         if not (self.rule.drafts and self._pays_for_reading()):
             return NO_GAIN
         return "" if n_affordable else NO_BALANCE
+
+    def _drafting(self, n_tokens: int) -> float:
+        """Seconds of the draft model for a draft of that many tokens."""
+        return self._reading_seconds() + self.costs.drafting(n_tokens)
 
     def _reading_seconds(self) -> float:
         """To read what the draft model has not read yet, before its first draft step."""
@@ -182,6 +186,8 @@ class AutoLength:
 
     def step_price(self, n_read: float) -> float:
         """What a draft step for a branch costs, in tokens; `n_read`: tokens to read besides."""
+        if self.costs.n_per_step > 1:
+            return 0.0  # of a block that is there
         return self.rule.rate * (self.costs.step + n_read * self.costs.read)
 
     def observe_growth(self, value: float, n_steps: int, n_read: int) -> None:
@@ -189,7 +195,8 @@ class AutoLength:
 
         They took `n_steps` further draft steps, which read `n_read` tokens besides.
         """
-        self._grown = (value, n_steps, n_read)
+        is_read = self.costs.n_per_step > 1  # with the chain
+        self._grown = (value, 0, 0) if is_read else (value, n_steps, n_read)
 
     def observe_gaps(self, gaps: Iterable[float]) -> None:
         """The target's logit gaps at the tokens that a round has added."""
@@ -227,7 +234,7 @@ class AutoLength:
         if n_drafted or n_evaluated:
             curve = costs.per_text(self._n_sharers)
             _, n_steps, n_read = self._grown
-            seconds = curve[min(n_drafted, len(curve) - 1)] + (n_evaluated + n_steps) * costs.step
+            seconds = curve[min(n_drafted, len(curve) - 1)] + costs.drafting(n_evaluated + n_steps)
             if n_evaluated:
                 seconds += self._reading_seconds() + n_read * costs.read
             lost = seconds / self._plain - n_tokens
@@ -243,7 +250,8 @@ class AutoLength:
         if n_evaluated and not self.rule.n_taken:
             _, n_steps, n_read = self._grown
             n_further = self._n_unread - 1 + n_read
-            costs.observe_draft(n_evaluated + n_steps, round_.draft_seconds, n_further)
+            n_all = math.ceil((n_evaluated + n_steps) / costs.n_per_step)
+            costs.observe_draft(n_all, round_.draft_seconds, n_further)
         if round_.n_sharers == 1 and round_.target_seconds:
             seconds = round_.target_seconds + round_.verify_seconds
             costs.observe_target(n_drafted + 1, seconds)
@@ -275,8 +283,9 @@ class AutoLength:
         if n_skipped < max(constants.N_ADVICE, constants.ADVICE_SHARE * n_rounds):
             return None
         if self.costs.draft_cannot_pay:
+            what = "draft token" if self.costs.n_per_step == 1 else "block of draft tokens"
             return (
-                f"drafting cannot help: one draft token costs {self.costs.step / curve[0]:.2f}x a "
+                f"drafting cannot help: one {what} costs {self.costs.step / curve[0]:.2f}x a "
                 "target pass, too much even if all are accepted. Use a smaller draft, give it more "
                 "of the GPU (-ngld), or leave it out"
             )
@@ -303,7 +312,8 @@ class AutoLength:
         self._curve = self.costs.per_text(self._n_sharers)
         probabilities = self._probabilities()
         self.mean = sum(probabilities) / len(probabilities)
-        self.rule.update(self._curve, self.costs.step, probabilities, 1 / self._plain)
+        costs = self.costs
+        self.rule.update(self._curve, costs.step, probabilities, 1 / self._plain, costs.n_per_step)
 
     def _probabilities(self) -> list[float]:
         """Equally likely acceptance probabilities of the next token of the draft model."""

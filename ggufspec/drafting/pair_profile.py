@@ -66,10 +66,12 @@ class PairProfile:
         They may cover fewer tokens, and fewer texts a pass, than this profile's costs do.
         """
         costs = self.costs
-        self._settled = measured.resized(costs.n_most, costs.n_sharers)
+        self._settled = measured.resized(costs.n_most, costs.n_sharers, n_per_step=costs.n_per_step)
         self._is_settled_anew = True
         if not costs.n_measured(1):
-            self.costs = measured.resized(costs.n_most, costs.n_sharers, costs.start)
+            self.costs = measured.resized(
+                costs.n_most, costs.n_sharers, costs.start, costs.n_per_step
+            )
 
     def policy(
         self, temperature: float, *, repeats: bool, in_blocks: bool, has_model: bool = True
@@ -111,9 +113,13 @@ class PairProfile:
 
     @staticmethod
     def of_document(
-        document: Mapping[str, object], n_most: int, n_sharers: int = 1, start: Start | None = None
+        document: Mapping[str, object],
+        n_most: int,
+        n_sharers: int = 1,
+        start: Start | None = None,
+        n_per_step: int = 1,
     ) -> PairProfile:
-        """Raises ValueError if it is not one. n_most, n_sharers, start: see CostModel."""
+        """Raises ValueError if it is not one. The other arguments: see CostModel."""
         costs, acceptance = document.get("costs"), document.get("acceptance", {})
         settled, balances = document.get("settled_costs"), document.get("balances")
         if not (
@@ -123,9 +129,11 @@ class PairProfile:
         ):
             raise ValueError("it needs the objects costs and acceptance")
         return PairProfile(
-            CostModel.of_document(costs).resized(n_most, n_sharers, start),
+            CostModel.of_document(costs).resized(n_most, n_sharers, start, n_per_step),
             {str(key): _acceptance(each) for key, each in acceptance.items()},
-            None if settled is None else CostModel.of_document(settled).resized(n_most, n_sharers),
+            None
+            if settled is None
+            else CostModel.of_document(settled).resized(n_most, n_sharers, None, n_per_step),
             None if balances is None else Account.of_document(balances),
         )
 
@@ -133,7 +141,8 @@ class PairProfile:
 class StoredProfile:
     """A pair's profile on disk, under the facts that it depends on; without facts, none.
 
-    start: see CostModel. assumed: what is stored beside it: see engine.speeds.Predicted.
+    start, n_per_step: see CostModel. assumed: what is stored beside it: see
+    engine.speeds.Predicted.
     """
 
     def __init__(
@@ -141,14 +150,16 @@ class StoredProfile:
         facts: Mapping[str, object] | None = None,
         start: Start | None = None,
         assumed: Mapping[str, object] | None = None,
+        n_per_step: int = 1,
     ) -> None:
+        self._n_per_step = n_per_step
         self.facts = facts
         self.assumed = dict(assumed or {})
         self._start = start
 
     def profile(self, n_most: int, n_sharers: int = 1) -> PairProfile:
         """The stored profile, or a new one, for passes as CostModel has them."""
-        new = PairProfile(CostModel(n_most, n_sharers, self._start))
+        new = PairProfile(CostModel(n_most, n_sharers, self._start, self._n_per_step))
         return self.recall(n_most, n_sharers) or new
 
     def recall(self, n_most: int, n_sharers: int = 1) -> PairProfile | None:
@@ -156,7 +167,9 @@ class StoredProfile:
         if self.facts is None or (document := profile_store.recall(self.facts)) is None:
             return None
         try:
-            return PairProfile.of_document(document, n_most, n_sharers, self._start)
+            return PairProfile.of_document(
+                document, n_most, n_sharers, self._start, self._n_per_step
+            )
         except ValueError:
             return None
 
@@ -191,7 +204,7 @@ def _bonus(temperature: float, in_blocks: bool) -> float:
 
 
 def _copy(costs: CostModel) -> CostModel:
-    return costs.resized(costs.n_most, costs.n_sharers, costs.start)
+    return costs.resized(costs.n_most, costs.n_sharers, costs.start, costs.n_per_step)
 
 
 def _faded(known: Coefficients, new: Coefficients) -> Coefficients:

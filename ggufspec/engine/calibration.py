@@ -53,8 +53,10 @@ def settle(pair: Pair, known: Mapping[str, object] | None = None) -> dict[str, o
         if pair.draft_of_draft is not None:
             calibrate_draft(pair)
             known["of_draft"] = pair.profile_of_draft.to_document()
-    start = pair.profile.costs.start
-    profile = PairProfile.of_document(known, pair.n_draft_max + 1, pair.n_slots, start)
+    costs = pair.profile.costs
+    profile = PairProfile.of_document(
+        known, pair.n_draft_max + 1, pair.n_slots, costs.start, costs.n_per_step
+    )
     of_draft = known.get("of_draft", {})
     with pair.lock.held():
         pair.profile = profile

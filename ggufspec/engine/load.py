@@ -361,6 +361,7 @@ def _profile(
         profile_key(*contexts) if options.tuned else None,
         timed_start(models[0], draft, n_most, attention) or predicted.start,
         predicted.assumed,
+        contexts[1].n_per_step if contexts[1:] else 1,
     )
 
 

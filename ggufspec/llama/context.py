@@ -99,6 +99,8 @@ class Context:
         self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
         # The most in a batch of all sequences, which one sequence may have alone.
         self._block = block  # of a head that reads blocks of tokens, or hidden states alone
+        # Tokens that a pass of it predicts, as a draft.
+        self.n_per_step = max(options.n_rows - block.first, 1) if block is not None else 1
         # Such a head computes the block of one sequence at a time.
         self._n_rows_of_all = options.n_rows * (1 if block else options.n_sequences)
         self.n_outputs = max(self.n_rows, self._n_rows_of_all)

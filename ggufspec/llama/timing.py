@@ -26,11 +26,15 @@ HOPELESS = 2.0  # a number of threads that is so many times slower than the best
 
 
 class DraftTimes(NamedTuple):
-    """Seconds of single draft steps, and of batches that read `n_read` tokens."""
+    """Seconds of single draft steps, and of batches that read `n_read` tokens.
+
+    `n_per_step`: tokens that a step predicts.
+    """
 
     steps: list[float]
     readings: list[float]
     n_read: int
+    n_per_step: int
 
 
 class FilledContext:
@@ -97,18 +101,19 @@ def time_draft(
     progress: Progress | None = None,
     vocab_map: VocabMap | None = None,
 ) -> DraftTimes:
-    """Seconds of draft steps (one token, one row of logits), and of reading in one batch.
+    """Seconds of draft steps (one row of logits, or those of a block), and of reading in one batch.
 
     With a `vocab_map`, a step includes the mapping of its row. Raises DecodeError, ClosedError.
     """
+    n_tokens = context.n_rows if context.n_per_step > 1 else 1  # of a step
     n_read = min(_N_READ, context.n_ctx - 1, context.n_batch)
-    filled = FilledContext(context, depth=depth, n_most=n_read + 1)
+    filled = FilledContext(context, depth=depth, n_most=max(n_read + 1, n_tokens))
     widen = None
     if vocab_map is not None:
         widen = partial(vocab_map.widen, out=vocab_map.empty_rows(1))
 
     def step() -> None:
-        logits = filled.score(1)
+        logits = filled.score(n_tokens)
         if widen is not None:
             widen(logits)
 
@@ -117,7 +122,7 @@ def time_draft(
     for _ in range(n_repeats if n_read else 0):
         filled.score(1)  # drops the tokens of the last reading
         readings.append(_seconds(partial(filled.read, n_read)))
-    return DraftTimes(steps, readings, n_read)
+    return DraftTimes(steps, readings, n_read, context.n_per_step)
 
 
 def measured(
@@ -135,7 +140,7 @@ def measured(
     n_most, n_sharers: see CostModel; larger passes than those measured are extrapolated.
     Raises OptionError where the context is smaller than the largest size, DecodeError, ClosedError.
     """
-    costs = CostModel(n_most, n_sharers)
+    costs = CostModel(n_most, n_sharers, n_per_step=draft.n_per_step if draft else 1)
     found = time_target(target, sizes, depth=_SHORT, n_repeats=2, progress=progress)
     for size, seconds in found.items():
         costs.observe_target(size, min(seconds))

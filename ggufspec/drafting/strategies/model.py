@@ -8,7 +8,16 @@ from dataclasses import replace
 from itertools import repeat
 
 from ggufspec.decoding.sampling import Rows, Sampling, as_rows, draw
-from ggufspec.decoding.types import Draft, Probs, Session, Uniforms, Verdict, n_same, token_array
+from ggufspec.decoding.types import (
+    BlockSession,
+    Draft,
+    Probs,
+    Session,
+    Uniforms,
+    Verdict,
+    n_same,
+    token_array,
+)
 from ggufspec.drafting.bursts import Bursts
 from ggufspec.drafting.draft_length import AutoLength
 from ggufspec.drafting.fixed_length import Action
@@ -31,6 +40,7 @@ class ModelDrafter:
     def __init__(self, session: Session, materials: Materials, stage: Stage | None = None) -> None:
         """`stage`: how its tokens are drafted themselves; None: they are not."""
         self._session = session
+        self._blocks = session if isinstance(session, BlockSession) else None
         self._bursts = None if stage is None else Bursts(session, stage)
         self._materials = materials
         self._policy = materials.policy
@@ -136,6 +146,9 @@ class ModelDrafter:
         """
         logits = self._session.score(context)
         self._n_read = len(context)
+        if self._blocks is not None:
+            rule = self._policy.rule
+            rule.foresee(self._blocks.gaps(context, rule.n_max - rule.n_drawn))
         rows, n = self._rows_for(context[n_before:], logits.shape[1]), len(context) - n_before
         growth = self._growth_for(rows, uniforms)
         token = draw(rows, logits, sampling, context, self._policy.rule, uniforms[n])
