@@ -140,7 +140,9 @@ def _runner(
     else:
         of_draft, head = read_draft(header, program.draft)
         if head is not None:
-            program = replace(program, spec_type=f"draft-{head.kind}")
+            is_dspark = of_draft is not None and "markov_w1.weight" in of_draft.tensor_names
+            kind = "dspark" if is_dspark else head.kind
+            program = replace(program, spec_type=f"draft-{kind}")
         elif of_draft and of_draft.vocabulary != header.vocabulary:
             raise OptionError("llama.cpp refuses a draft of another vocabulary")
     if folder is not None and name in _SERVERS:

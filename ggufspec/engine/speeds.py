@@ -78,7 +78,7 @@ def predicted(
     times, step = (each.times(known) for each in models)
     seconds = [times.seconds(models[0].n, n_tokens) for n_tokens in range(1, n_most + 1)]
     one, two = (step.seconds(models[1].n, n_tokens) for n_tokens in (1, 2))
-    return Predicted(Start(seconds, one, two - one), named)
+    return Predicted(Start(seconds, step.drafting(models[1].n, 1), two - one), named)
 
 
 def timed_start(

@@ -23,7 +23,14 @@ from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.llama.threadpool import ThreadPools
-from ggufspec.models.head_facts import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFacts
+from ggufspec.models.head_facts import (
+    DFLASH_BATCH,
+    EAGLE3,
+    EAGLE3_BATCH,
+    EAGLE3_ROWS,
+    MTP,
+    HeadFacts,
+)
 
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
@@ -93,7 +100,8 @@ class Context:
         self._layer_skip = layer_skip
         self.n_left_out = [0] * options.n_sequences  # tokens of their texts: see short_cache.py
         n_batch = min(options.n_batch, options.n_kept or options.n_ctx)
-        n_batch = min(n_batch, EAGLE3_BATCH) if is_eagle3 or block else n_batch
+        n_batch = min(n_batch, EAGLE3_BATCH) if is_eagle3 else n_batch
+        n_batch = min(n_batch, DFLASH_BATCH) if block else n_batch
         self.n_batch = max(n_batch, options.n_rows * options.n_sequences)
         # The most rows of logits of a sequence in a batch.
         self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows

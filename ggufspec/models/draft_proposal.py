@@ -36,8 +36,8 @@ class DraftProposal:
 def propose_draft(target: str, registry: Registry | None = None) -> DraftProposal:
     """A draft for a target, from the registry, the target's folder and the cache.
 
-    In this order: the MTP head in its file, or beside it; an EAGLE-3 head beside it; the newest
-    trimmed draft whose tokens the target has; the draft that the registry pairs with it; the
+    In this order: the MTP head in its file, or beside it; a DFlash or EAGLE-3 head beside it; the
+    newest trimmed draft whose tokens the target has; the draft that the registry pairs with it; the
     smallest model of its vocabulary; the model that has most of its tokens. Only headers are read.
     Raises ModelError if none fits.
     """
@@ -112,14 +112,15 @@ def _headers_here(wanted: Header) -> Iterator[Header]:
 
 
 def _head_beside(wanted: Header, headers: Sequence[Header]) -> DraftProposal | None:
-    """A head that fits, from the target's folder: an MTP head, else an EAGLE-3 head."""
+    """A head that fits, from the target's folder."""
     found: dict[str, Path] = {}
     for header in headers:
         path = header.paths[0]
         with suppress(ModelError, VocabError):  # for another target
             if path.parent == wanted.paths[0].parent and (head := head_of(wanted, header)):
                 found.setdefault(head.kind, path)
-    for kind, what in (("mtp", "an MTP head"), ("eagle3", "an EAGLE-3 head")):
+    kinds = {"mtp": "an MTP head", "dflash": "a DFlash head", "eagle3": "an EAGLE-3 head"}
+    for kind, what in kinds.items():
         if kind in found:
             return DraftProposal(str(found[kind]), f"{what} beside the target")
     return None

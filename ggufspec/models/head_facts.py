@@ -23,6 +23,7 @@ KINDS = {
 # llama.cpp computes logits of each token of an EAGLE-3 head's batch, and has room for those of each
 # row of hidden states that it encodes.
 EAGLE3_BATCH, EAGLE3_ROWS = 128, 32
+DFLASH_BATCH = 64  # llama.cpp computes logits of each token of a batch, here too
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
-from ggufspec.models.head_facts import EAGLE3, HeadFacts
+from ggufspec.models.head_facts import DFLASH, EAGLE3, HeadFacts
 from ggufspec.models.header import Header, layer_of
 from ggufspec.models.heads import DraftFile, is_mtp_alone, read_draft
 from ggufspec.models.tensors import DENSE, EXPERTS, Tensor
@@ -53,8 +53,9 @@ class ModelShape:
     Layers that are not loaded, such as those of a head that is not used, count with 0 bytes.
     Of a head, n_shared_bytes: those of the output that are the target's, so read but not stored
     again; n_row_values: numbers of hidden states that are held for each token of a batch;
-    n_logits: those computed for each token of a batch, in EAGLE-3; is_inside: it is in the target's
-    file, and on the target's devices.
+    n_logits: those computed for each token of a batch (EAGLE-3, DFlash); n_step_tokens: of a pass
+    that drafts, and n_per_step, the tokens that it predicts; is_inside: it is in the target's file,
+    and on the target's devices.
     n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
     token. can_roll_back: llama.cpp can keep earlier states.
     n_matrix_bytes: the largest matrix of a layer. has_windows: some layers have sliding windows.
@@ -79,6 +80,8 @@ class ModelShape:
     n_shared_bytes: int = 0
     n_row_values: int = 0
     n_logits: int = 0
+    n_step_tokens: int = 1
+    n_per_step: int = 1
     is_inside: bool = False
     n_recurrent: int = 0
     can_roll_back: bool = False
@@ -200,9 +203,12 @@ def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelS
     n_row_values = 4 * (len(head.target_layers) or 1) * n_embd
     if draft is not None:
         made = replace(shape_of(draft), n_row_values=n_row_values)
-        if head.kind == EAGLE3:
+        if head.kind in (EAGLE3, DFLASH):
             n_own = draft.tensor("d2t").n_values if "d2t" in draft.tensor_names else 0
             made = replace(made, n_logits=made.n_vocab + n_own)
+        if (block := head.block) is not None:
+            n = block.n_tokens
+            made = replace(made, n_step_tokens=n, n_per_step=n - block.first)
         if head.shares_cache:
             return replace(made, layers=tuple(replace(at, n_kv_values=0) for at in made.layers))
         if "output.weight" in draft.tensor_names or made.is_tied:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ggufspec.common import defaults
-from ggufspec.models.head_facts import EAGLE3_BATCH
+from ggufspec.models.head_facts import DFLASH_BATCH, EAGLE3_BATCH
 from ggufspec.models.shape import ModelShape
 from ggufspec.models.tensors import TYPES
 
@@ -240,7 +240,8 @@ def compute_bytes(shape: ModelShape, caches: CacheParams) -> Buffers:
         n_batch = -(-n_batch // n_sequences) * n_sequences
     if shape.n_logits:
         n_numbers = shape.n_logits + _N_EMBD_EAGLE3 * shape.n_embd
-        n_bytes = min(n_batch, EAGLE3_BATCH) * (4 * n_numbers + 2 * n_ctx)
+        n_most = EAGLE3_BATCH if shape.n_per_step == 1 else DFLASH_BATCH
+        n_bytes = min(n_batch, n_most) * (4 * n_numbers + 2 * n_ctx)
         return Buffers(*(n_bytes,) * 5, copies=0)
     n_kv = max(layer.n_kv_values for layer in shape.layers)
     vector, keys = 4 * n_batch * shape.n_embd, 4 * n_batch * n_kv

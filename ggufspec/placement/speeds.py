@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cache
 from itertools import accumulate
@@ -117,6 +118,7 @@ class PassTimes:
         """n_cpu_ffn: the first layers whose `n_ffn_bytes` stay on the CPU. n_depth: tokens in the
         cache, all of which a pass reads."""
         self._bandwidths = bandwidths
+        self._n_step_tokens, self._n_per_step = shape.n_step_tokens, shape.n_per_step
         self._host = bandwidths.host * (_PACKED if shape.n_bits < _PACKED_BITS else 1.0)
         self._n_experts, self._n_used = shape.n_experts, shape.n_experts_used
         share = self._n_used / self._n_experts if self._n_experts else 1.0
@@ -138,6 +140,11 @@ class PassTimes:
         self._n_computed = list(accumulate(map(any, units), initial=0))
         self._n_split = list(accumulate(n_split, initial=0))
         self._n_embd, self._n_vocab = shape.n_embd, shape.n_vocab
+
+    def drafting(self, n_gpu_layers: int, n_tokens: int) -> float:
+        """Seconds of the passes that draft `n_tokens`."""
+        n_steps = math.ceil(n_tokens / self._n_per_step)
+        return n_steps * self.seconds(n_gpu_layers, self._n_step_tokens) if n_steps else 0.0
 
     def shares(self, n_gpu_layers: int) -> Shares:
         """A pass over one token, without transfers."""
@@ -230,11 +237,11 @@ def predict_speed(
 
     n_draft: None for the fastest length; 0 is plain decoding.
     """
-    step = draft.seconds(n_gpu_layers_draft) if draft else 0.0
     lengths = range(N_DRAFT_MOST + 1) if n_draft is None else [n_draft]
     found = []
     for n in lengths if draft else [0]:
         n_tokens = sum(acceptance**i for i in range(n + 1))
-        seconds = target.seconds(n_gpu_layers, n + 1) + n * step
+        seconds = target.seconds(n_gpu_layers, n + 1)
+        seconds += draft.drafting(n_gpu_layers_draft, n) if draft else 0.0
         found.append(SpeedPrediction(n, n_tokens / seconds))
     return max(found, key=lambda each: each.tokens_per_second)

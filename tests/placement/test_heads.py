@@ -13,7 +13,7 @@ import tiny_heads
 
 from ggufspec.llama.log import listening
 from ggufspec.models.gguf_file import GgufFile
-from ggufspec.models.head_facts import EAGLE3_BATCH, MTP
+from ggufspec.models.head_facts import DFLASH_BATCH, EAGLE3_BATCH, MTP
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.models.tensors import Tensor
@@ -61,11 +61,13 @@ def test_a_head_of_its_own_file_has_its_own_layers_only(glm: Path, tmp_path: Pat
     assert PassTimes(alone, at).seconds(5) == pytest.approx(PassTimes(inside, at).seconds(2))
 
 
-def test_memory_of_an_eagle3_head_is_within_5_percent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_memory_of_a_head_is_within_5_percent(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = paper.write(tmp_path / "target.gguf", paper.LLAMA_3_8B)
-    draft = _write_eagle3(tmp_path / "eagle3.gguf")
+    draft = _write_head(tmp_path / f"{kind}.gguf", kind)
+    n_most = EAGLE3_BATCH if kind == "eagle3" else DFLASH_BATCH
     shape, caches = head_beside(target, draft), CacheParams(4096, 512)
     assert shape.n_shared_bytes == 0
     with ExitStack() as stack:
@@ -77,7 +79,7 @@ def test_memory_of_an_eagle3_head_is_within_5_percent(
                 models.append(llama_cpp.llama_model_load_from_file(str(path).encode(), params))
             stack.callback(llama_cpp.llama_model_free, models[-1])
         other = None
-        for model, n_batch in zip(models, (512, EAGLE3_BATCH), strict=True):
+        for model, n_batch in zip(models, (512, n_most), strict=True):
             options = llama_cpp.llama_context_default_params()
             options.n_ctx, options.n_seq_max, options.n_outputs_max = caches.n_ctx, 1, 1
             options.n_batch = options.n_ubatch = n_batch
@@ -94,18 +96,24 @@ def test_memory_of_an_eagle3_head_is_within_5_percent(
     assert cache_bytes(shape, caches) == (16 * 2**20,)
 
 
-def _write_eagle3(path: Path) -> Path:
+def _write_head(path: Path, kind: str) -> Path:
     """A head for Llama 3 8B with 32,000 tokens, without its weights."""
     n, n_ff, n_kv, n_own = 4096, 14336, 1024, 32_000
-    shapes = {
+    norms, n_in = ("attn_norm", "attn_norm_2", "ffn_norm"), 2 * n
+    own: dict[str, tuple[int, ...]] = {}
+    if kind == "dflash":
+        norms, n_in = ("attn_norm", "ffn_norm"), n
+        own = {f"blk.0.attn_{of}_norm.weight": (128,) for of in "qk"}
+        own["enc.output_norm.weight"] = (n,)
+    shapes = own | {
         "fc.weight": (3 * n, n),
         "output_norm.weight": (n,),
         "output.weight": (n, n_own),
         "d2t": (n_own,),
-        **{f"blk.0.{name}.weight": (n,) for name in ("attn_norm", "attn_norm_2", "ffn_norm")},
-        "blk.0.attn_q.weight": (2 * n, n),
-        "blk.0.attn_k.weight": (2 * n, n_kv),
-        "blk.0.attn_v.weight": (2 * n, n_kv),
+        **{f"blk.0.{name}.weight": (n,) for name in norms},
+        "blk.0.attn_q.weight": (n_in, n),
+        "blk.0.attn_k.weight": (n_in, n_kv),
+        "blk.0.attn_v.weight": (n_in, n_kv),
         "blk.0.attn_output.weight": (n, n),
         "blk.0.ffn_gate.weight": (n, n_ff),
         "blk.0.ffn_up.weight": (n, n_ff),
@@ -128,8 +136,9 @@ def _write_eagle3(path: Path) -> Path:
         "target_hidden_size": n,
     }
     values = {
-        "general.architecture": "eagle3",
-        **{f"eagle3.{key}": value for key, value in facts.items()},
+        "general.architecture": kind,
+        "tokenizer.ggml.mask_token_id": 0,
+        **{f"{kind}.{key}": value for key, value in facts.items()},
         **{key: value for key, value in of_target.items() if key.startswith("tokenizer")},
     }
     tensors = tuple(Tensor(name, at, types.get(name, "F32")) for name, at in shapes.items())
