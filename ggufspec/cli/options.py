@@ -125,8 +125,8 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
     end = f"; {without}" if without else ""
     return option(
         "-md --draft",
-        "Draft, likewise: a small model, or a file of an MTP or EAGLE-3 head; mtp: the head in the "
-        f"target's own file; auto: one that fits the target{end}.",
+        "Draft, likewise: a small model, or a file of an MTP, DFlash or EAGLE-3 head; mtp: the "
+        f"head in the target's own file; auto: one that fits the target{end}.",
         required=required,
         metavar="MODEL",
     )

@@ -83,8 +83,8 @@ def load(
     """Load a target GGUF model and, if given, a draft for it.
 
     target, draft: paths of files; `ggufspec.models.resolve` returns them for names. A draft is a
-    small model, or a head that reads the target's hidden states: the file of an EAGLE-3 head or of
-    an MTP head (often mtp-*.gguf), or "mtp" for the MTP head in the target's own file.
+    small model, or a head that reads the target's hidden states: the file of a DFlash, EAGLE-3 or
+    MTP head (often mtp-*.gguf), or "mtp" for the MTP head in the target's own file.
     draft_of_draft: a smaller model that drafts the draft's own tokens, where that makes drafts
     faster; it is placed where the draft is.
     n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at

@@ -60,8 +60,8 @@ def _found(loaded: Any, name: str) -> Any:
             found.argtypes, found.restype = [_CONTEXT, *arguments], result
             return found
     raise ModelError(
-        f"this llama-cpp-python ({llama_cpp.__version__}) has no function {name}, which MTP and "
-        "EAGLE-3 heads need: install 0.3.36 or another version that ggufspec supports, or use "
+        f"this llama-cpp-python ({llama_cpp.__version__}) has no function {name}, which draft "
+        "heads need: install 0.3.36 or another version that ggufspec supports, or use "
         "another draft"
     )
 
