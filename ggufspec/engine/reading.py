@@ -9,6 +9,7 @@ from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession
+from ggufspec.llama.block_session import BlockSession
 from ggufspec.llama.head import HeadSession
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession, Piece
@@ -99,7 +100,7 @@ class Reading:
                 self._report(name, read)
                 yield None
         for head in drafts.values():
-            if isinstance(head, HeadSession):
+            if isinstance(head, (HeadSession, BlockSession)):
                 head.read(tokens)
 
     def end(self) -> None:
