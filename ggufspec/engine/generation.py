@@ -266,7 +266,7 @@ class Generation:
             sampling,
             draft_uniforms,
             stop_tokens,
-            self._lease if pair.draft else None,
+            self._lease.draft if pair.draft else None,
             draft_temperature=options.initial_draft_temperature,
             n_draft_max=n_draft,
             tree=options.tree,

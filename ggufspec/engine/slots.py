@@ -76,6 +76,7 @@ class Slots:
             )
             for i in range(target.n_sequences)
         ]
+        self.drafts_blocks = isinstance(draft, Head) and draft.facts.block is not None
         self._can_borrow = target.can_share_passes
         self.clock = count(1)  # of used_at
 
@@ -152,6 +153,11 @@ class SlotLease:
         return self.slot.draft.score(tokens, draft)  # type: ignore[union-attr]
 
     @property
+    def draft(self) -> Session:
+        """The draft's session; one of blocks, if the draft computes these."""
+        return _LeasedBlocks(self) if self._slots.drafts_blocks else self
+
+    @property
     def draft_of_draft(self) -> Session:
         """The same of the draft of the draft."""
         return _LeasedSession(self)  # not kept: the lease ends with the last reference to it
@@ -161,6 +167,19 @@ class SlotLease:
         """Once it is taken."""
         assert self._slot is not None
         return self._slot
+
+
+class _LeasedBlocks:
+    """See decoding.types.BlockSession."""
+
+    def __init__(self, lease: SlotLease) -> None:
+        self._lease = lease
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        return self._lease.score(tokens, draft)
+
+    def gaps(self, tokens: Sequence[int], n_most: int) -> Sequence[float]:
+        return self._lease.slot.draft.gaps(tokens, n_most)  # type: ignore[union-attr]
 
 
 class _LeasedSession:
