@@ -28,7 +28,7 @@ class Choices:
     """Runs a program once for each way through its choices."""
 
     def __init__(self) -> None:
-        self._taken: list[tuple[int, list[float]]] = []  # of this run
+        self._taken: list[tuple[int, Sequence[float]]] = []  # of this run
         self._planned: list[int] = []
         self.probability = 1.0
 

@@ -1,0 +1,366 @@
+"""Texts drafted by a head that has all rows of a block at once have the target's probability.
+
+By enumeration. How many tokens are drawn depends on the logit gaps of the rows behind them, which
+are known before, and on the tokens drawn before; never on the token that is drawn next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from enumerated import TWINS, Choices, Distribution, distance, judged
+from fake_blocks import FakeBlocks
+from fakes import FakeSession, hashed_logits, speculated
+
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.types import Draft, Drafter, Probs, Uniforms
+from ggufspec.drafting import strategies
+from ggufspec.drafting.acceptance import Acceptance
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
+from ggufspec.drafting.fixed_length import FixedLength
+
+N_VOCAB = 3
+N_ROWS = 3  # of a block
+SAMPLING = Sampling(temperature=1, top_k=0, top_p=1, min_p=0)
+# Thirds and halves, also without a token or two; a head is sure, or not, or sure of one of two.
+WEIGHTS = [(1, 1, 1), (1, 1, 0), (0, 1, 1), (2, 1, 0), (0, 2, 1), (1, 0, 2), (0, 1, 0), (1, 2, 0)]
+TARGET = hashed_logits(N_VOCAB, 5, spread=1.0)
+
+
+@cache
+def weights_of(*numbers: int) -> np.ndarray:
+    weights = WEIGHTS[np.random.default_rng(numbers).integers(len(WEIGHTS))]
+    with np.errstate(divide="ignore"):
+        return np.log(np.array(weights, float))
+
+
+def independent(known: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+    """As of DFlash: by the text, and by how far behind it."""
+    return weights_of(7, *known[-2:], len(drafted))
+
+
+def chained(known: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
+    """As of DFlash2: by the token before, too."""
+    return weights_of(8, *known[-2:], len(drafted), *drafted[-1:])
+
+
+HEADS = {"independent": independent, "chained": chained}
+
+
+@cache
+def target_after(last: tuple[int, ...]) -> np.ndarray:
+    weights = np.exp(TARGET(last).astype(np.float32).astype(float))
+    return weights / weights.sum()
+
+
+def chance_of(prompt: Sequence[int], text: Sequence[int]) -> float:
+    """The target's probability of a text."""
+    prefix, chance = list(prompt), 1.0
+    for token in text:
+        chance *= float(target_after(tuple(prefix[-2:]))[token])
+        prefix.append(token)
+    return chance
+
+
+def target_distribution(prompt: Sequence[int], n_tokens: int) -> Distribution:
+    texts = product(range(N_VOCAB), repeat=n_tokens)
+    return {text: chance_of(prompt, text) for text in texts}
+
+
+# Policies
+
+PRIOR = Acceptance((-1.5, 4.0), (2.0, 0.5), (0.4, 0.3))
+
+
+def auto(curve: Sequence[float], bonus: float = 0.0) -> AutoLength:
+    costs = CostModel(len(curve), n_per_step=N_ROWS)
+    for _ in range(4):
+        for n, seconds in enumerate(curve, 1):
+            costs.observe_target(n, seconds)
+        costs.observe_draft(1, 0.2)
+    costs.is_frozen = True
+    return AutoLength(costs, PRIOR, block_bonus=bonus)
+
+
+POLICIES: dict[str, Callable[[], LengthPolicy]] = {
+    "fixed": lambda: FixedLength(PRIOR),
+    "flat": lambda: auto([1, 1.01, 1.02, 1.03, 1.04]),
+    "rising": lambda: auto([1, 1.3, 1.6, 1.9, 2.2], bonus=0.05),
+    "stairs": lambda: auto([1, 1.6, 1.7, 1.75, 2.6]),  # two tokens or none
+}
+
+
+LENGTHS = {"fixed": {3}, "flat": {2, 3}, "rising": {0, 1, 2, 3}, "stairs": {0, 3}}
+
+
+# One round, with trees
+
+
+class Sixths:
+    """Uniforms of which any of WEIGHTS has all its draws."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._values: dict[int, float] = {}
+
+    def __call__(self, n: int) -> Uniforms:
+        self._values.clear()
+        return self  # type: ignore[return-value]
+
+    def __getitem__(self, i: int) -> float:
+        if i not in self._values:
+            self._values[i] = (self._choices.choose([1 / 6] * 6) + 0.5) / 6
+        return self._values[i]
+
+
+def exactly(probs: Probs) -> np.ndarray:
+    """What float32 has rounded."""
+    found = np.asarray(probs).astype(float)
+    exact = [[float(Fraction(p).limit_denominator(6)) for p in row] for row in found]
+    np.testing.assert_allclose(found, exact, atol=1e-6)
+    return np.array(exact)
+
+
+Changed = Callable[[Draft, FakeBlocks], Draft]  # of a draft and its session
+
+
+def after_a_round(
+    head: str,
+    policy: Callable[[], LengthPolicy],
+    prompt: Sequence[int],
+    *,
+    changed: Changed = lambda draft, session: draft,
+    n_draft: int = N_ROWS,
+    n_rows: int = N_ROWS,
+    **options: Any,
+) -> tuple[dict[str, float], set[tuple[int, ...]]]:
+    """By rule: how far texts whose first round is speculative are from the target's distribution.
+
+    Also the shapes of its drafts: their lengths, and their parents if they branch.
+    """
+    found: dict[str, Distribution] = {rule: {} for rule in TWINS}
+    shapes, choices = set(), Choices()
+    known: dict[tuple[object, ...], list[tuple[float, tuple[int, ...]]]] = {}
+    for _ in choices.runs():
+        session = FakeBlocks(prompt, HEADS[head], n_rows, is_chained=head == "chained")
+        drafter = made(policy(), session, Sixths(choices), n_draft=n_draft, **options)
+        draft = changed(drafter.draft(prompt, n_draft), session)
+        shapes.add((len(draft.tokens), *draft.parents))
+        probs = None if draft.probs is None else exactly(draft.probs)
+        for rule in TWINS:
+            key = (rule, *draft.tokens, *draft.parents, None if probs is None else probs.tobytes())
+            if key not in known:
+                known[key] = outcomes(rule, draft, probs, prompt)
+            for p, text in known[key]:
+                found[rule][text] = found[rule].get(text, 0.0) + choices.probability * p
+    wanted = target_distribution(prompt, n_draft + 1)
+    distances = {
+        rule: distance(ended(prompt, texts, n_draft + 1), wanted) for rule, texts in found.items()
+    }
+    return distances, shapes
+
+
+def ended(prompt: Sequence[int], texts: Distribution, n_tokens: int) -> Distribution:
+    """The target writes what they lack."""
+    found: Distribution = {}
+    for text, p in texts.items():
+        for tail in product(range(N_VOCAB), repeat=n_tokens - len(text)):
+            chance = chance_of([*prompt, *text], tail)
+            found[text + tail] = found.get(text + tail, 0.0) + p * chance
+    return found
+
+
+def outcomes(
+    rule: str, draft: Draft, probs: np.ndarray | None, prompt: Sequence[int]
+) -> list[tuple[float, tuple[int, ...]]]:
+    """What a rule makes of a draft: each text, and its probability."""
+    parents = list(draft.parents) or list(range(-1, len(draft.tokens) - 1))
+    paths = [reference.path_to(parents, node) for node in range(-1, len(parents))]
+    texts = [tuple(draft.tokens[node] for node in path) for path in paths]
+    target = np.array([target_after((*prompt, *text)[-2:]) for text in texts])
+    judgement = TWINS[rule](list(draft.tokens), probs, target, parents)
+    return [
+        (float(p * q), (*text, token))
+        for p, text, rest in zip(judgement.reached(), texts, judgement.rests, strict=True)
+        for token, q in enumerate(rest)
+        if p * q > 0
+    ]
+
+
+def made(
+    policy: LengthPolicy,
+    session: FakeBlocks,
+    uniforms: Any,
+    *,
+    name: str = "model",
+    tree: str = "on",
+    n_draft: int = N_ROWS,
+    stop_tokens: Sequence[int] = (),
+) -> Drafter:
+    materials = strategies.Materials(
+        SAMPLING,
+        uniforms,
+        stop_tokens,
+        session,
+        draft_temperature=1.0,
+        n_draft_max=n_draft,
+        policy=policy,
+        tree=tree,
+        n_leaves=16,
+    )
+    return strategies.make(name, materials)
+
+
+PROMPTS = [(0, 1, 2, 0, 1, 1, 2, 0, *last) for last in product(range(N_VOCAB), repeat=2)]
+
+
+@pytest.mark.parametrize("tree", ["off", "on"])
+@pytest.mark.parametrize("head", HEADS)
+def test_every_text_has_the_targets_probability(head: str, tree: str) -> None:
+    """By token-wise, block (of chains) and traversal verification, and by equality."""
+    for name, policy in POLICIES.items():
+        seen: set[tuple[int, ...]] = set()
+        for prompt in PROMPTS:
+            distances, shapes = after_a_round(head, policy, prompt, tree=tree)
+            assert max(distances.values()) < 1e-12
+            seen |= shapes
+        if tree == "off":
+            assert seen >= {(n,) for n in LENGTHS[name]}
+        elif name != "rising":
+            assert any(parents for _, *parents in seen)
+
+
+def test_lengths_depend_on_the_tokens_that_were_drawn() -> None:
+    """Of a head whose rows depend on them; of the other, on the text alone."""
+    for head in HEADS:
+        n_lengths = [
+            len(after_a_round(head, POLICIES["rising"], prompt, tree="off")[1])
+            for prompt in PROMPTS
+        ]
+        assert max(n_lengths) == (1 if head == "independent" else 3)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("options", [{"n_rows": 2}, {"name": "auto"}], ids=str)
+def test_so_it_has_at_the_end_of_a_block_and_beside_n_grams(
+    options: dict[str, Any], head: str
+) -> None:
+    for prompt in PROMPTS:
+        for name in ("fixed", "flat"):
+            distances, shapes = after_a_round(head, POLICIES[name], prompt, **options)
+            assert max(distances.values()) < 1e-12
+            assert shapes - {(0,)}
+
+
+# Known mistakes
+
+
+def before_an_unlikely_token(draft: Draft, session: FakeBlocks) -> Draft:
+    """Stops before a token that was drawn, because it is an unlikely one."""
+    probs = np.asarray(draft.probs)
+    unlikely = (i for i, token in enumerate(draft.tokens) if probs[i, token] < 0.5)
+    return cut(draft, next(unlikely, len(probs)))
+
+
+def before_an_uncertain_row(draft: Draft, session: FakeBlocks) -> Draft:
+    """Stops before a token that was drawn, because the row behind it is not certain."""
+    text = list(session.text)
+    for n, token in enumerate(draft.tokens):
+        text.append(token)
+        gaps = session.gaps(text, 1)
+        if gaps and gaps[0] < 0.1:
+            return cut(draft, n)
+    return draft
+
+
+def cut(draft: Draft, n: int) -> Draft:
+    return Draft(draft.tokens[:n], np.asarray(draft.probs)[:n] if n else None)
+
+
+@pytest.mark.parametrize(
+    ("head", "mistake", "is_wrong"),
+    [
+        ("independent", before_an_unlikely_token, True),
+        ("chained", before_an_unlikely_token, True),
+        ("independent", before_an_uncertain_row, False),  # known before anything was drawn
+        ("chained", before_an_uncertain_row, True),
+    ],
+)
+def test_a_length_that_depends_on_the_token_behind_it_changes_the_distribution(
+    head: str, mistake: Changed, is_wrong: bool
+) -> None:
+    found: dict[str, float] = dict.fromkeys(TWINS, 0.0)
+    for prompt in PROMPTS:
+        distances, _ = after_a_round(head, POLICIES["fixed"], prompt, changed=mistake, tree="off")
+        for rule, each in distances.items():
+            found[rule] = max(found[rule], each)
+    assert found.pop("match") < 1e-12, "equality takes any proposal"
+    for each in found.values():
+        assert each > 0.05 if is_wrong else each < 1e-12
+
+
+# Several rounds in the real loop, with all verdicts of the real rules
+
+
+class Draws:
+    """A uniform for each token that a row can give."""
+
+    def __init__(self, choices: Choices, session: FakeBlocks) -> None:
+        self._choices = choices
+        self._session = session
+
+    def __call__(self, n: int) -> Uniforms:
+        return self  # type: ignore[return-value]
+
+    def __getitem__(self, i: int) -> float:
+        weights = np.exp(self._session.last_row.astype(float))
+        probs = weights / weights.sum()
+        token = self._choices.choose(probs.tolist())
+        return float(probs[:token].sum() + probs[token] / 2)
+
+
+def written(
+    head: str, policy: Callable[[], LengthPolicy], rule: str, prompt: Sequence[int], n_tokens: int
+) -> tuple[Distribution, Counter[int]]:
+    """The probability of every text, and how many of the rounds drafted so many tokens."""
+    found: Distribution = {}
+    n_rounds: Counter[int] = Counter()
+    choices = Choices()
+    for _ in choices.runs():
+        tokens = list(prompt)
+        session = FakeBlocks(tokens, HEADS[head], N_ROWS, is_chained=head == "chained")
+        drafter = made(policy(), session, Draws(choices, session), tree="off")
+        for round_ in speculated(
+            tokens,
+            target=FakeSession(TARGET),
+            drafter=drafter,
+            verify=judged(rule, choices),
+            sampling=SAMPLING,
+            uniforms=lambda n: [0.5] * n,
+            n_draft=N_ROWS,
+            n_end=len(prompt) + n_tokens,
+        ):
+            n_rounds[round_.n_drafted] += 1
+        text = tuple(tokens[len(prompt) :])
+        found[text] = found.get(text, 0.0) + choices.probability
+    return found, n_rounds
+
+
+@pytest.mark.parametrize("rule", TWINS)
+@pytest.mark.parametrize("head", HEADS)
+def test_so_it_has_after_rounds_that_were_learned_from(head: str, rule: str) -> None:
+    n_tokens = 3 if rule == "match" else 4
+    for name in ("flat", "rising"):
+        for prompt in PROMPTS[1:6:4]:
+            found, n_rounds = written(head, POLICIES[name], rule, prompt, n_tokens)
+            assert distance(found, target_distribution(prompt, n_tokens)) < 1e-6
+            assert len(n_rounds) > 1
