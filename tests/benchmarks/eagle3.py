@@ -17,46 +17,31 @@ against the target's own distribution.
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
-import gguf
-import numpy as np
+from tests.benchmarks.draft_training import (
+    Texts,
+    cross_entropy,
+    logits,
+    random,
+    run,
+    train_head,
+    wanted,
+    write_gguf,
+)
+from tests.benchmarks.draft_text import F, Target, Tensor, in_neighbours, torch
 
-from tests.benchmarks.eagle3_text import LENGTH, F, Target, Tensor, in_neighbours, text, torch
-
-_N_VOCAB = 8192  # of the draft
 _N_STEPS = (3, 5)  # that the training unrolls in the first half of its time, and in the second
-_STEP_WEIGHT = 0.8  # of a step's loss to that of the step before
-_N_IN_BATCH = 8
 _MATRIX_RATE, _OTHER_RATE = 2e-3, 1e-3  # of learning: Muon for matrices, AdamW
-_VALIDATION = 50  # one text of so many
+_STEP_WEIGHT = 0.8  # of a step's loss to that of the step before
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.eagle3")
-    commands = parser.add_subparsers(required=True)
-    for command, help_ in ((text, "write texts"), (train, "train"), (convert, "write a GGUF")):
-        options = commands.add_parser(command.__name__, help=help_)
-        options.set_defaults(run=command)
-        options.add_argument("target", type=Path)
-        if command is convert:
-            options.add_argument("head", type=Path, help="head.pt of train")
-            options.add_argument("output", type=Path)
-            options.add_argument("--type", default="Q8_0", help="F16, Q8_0, Q4_0 ...")
-            options.add_argument("--output-type", help="of the output matrix (default: --type)")
-        else:
-            options.add_argument("folder", type=Path, help="of texts with their hidden states")
-            options.add_argument("--minutes", type=float, default=20.0)
-            options.add_argument("--threads", type=int, default=1)
-    chosen = parser.parse_args(arguments)
-    if torch is None:
-        parser.error("torch is not installed; the head of this file says how to install it")
-    torch.set_num_threads(getattr(chosen, "threads", 1))
-    torch.manual_seed(1)
-    chosen.run(chosen)
+    run("eagle3", train, convert, arguments)
+
+
+def train(options: argparse.Namespace) -> None:
+    train_head(options, Head, "head.pt", _MATRIX_RATE, _OTHER_RATE)
 
 
 class Head:
@@ -76,7 +61,7 @@ class Head:
     def _begin(self) -> dict[str, Tensor]:
         """The target's last layer on the last feature, so that rows begin as the target's own."""
         n, last = self.target.n_embd, self.target.layers[-1]
-        fc, qkv = 0.1 * _random(n, 3 * n), _random(len(last["qkv"]), 2 * n)
+        fc, qkv = 0.1 * random(n, 3 * n), random(len(last["qkv"]), 2 * n)
         fc[:, -n:] += torch.eye(n)
         qkv[:, :n] *= 0.3
         qkv[:, n:] = last["qkv"].float()
@@ -144,103 +129,36 @@ class Head:
             seen = seen + shares[..., n_rows + j, None] * values
         return seen
 
-    def logits(self, rows: Tensor) -> Tensor:
-        return F.linear(self.target.norm(rows, self.weights["output_norm"]), self.weights["output"])
+    def loss(self, texts: Texts, done: float) -> Tensor:
+        """Of the answers' rows in each step; later steps of fewer rows."""
+        n_steps = _N_STEPS[done > 0.5]
+        predicts_answer = F.pad(texts["answer"][:, 2:], (0, 1)).flatten().nonzero()[:, 0]
+        n_chosen = len(predicts_answer) // 128 * 128  # few shapes: oneDNN compiles for each
+        chosen = predicts_answer[torch.randperm(len(predicts_answer))[:n_chosen]]
+        target_rows = wanted(self, texts["hidden"][:, 1:].flatten(0, 1)[chosen])
+        loss = torch.zeros(())
+        for k, rows in enumerate(self.unroll(texts["tokens"], texts["features"], n_steps)):
+            n_rows = n_chosen // (1, 2, 2, 4, 4)[k]
+            shares = torch.full((n_rows,), _STEP_WEIGHT**k / n_rows)
+            step_rows = rows.flatten(0, 1)[chosen[:n_rows]]
+            loss = loss + cross_entropy(self, step_rows, target_rows[:n_rows], shares)
+        return loss
 
-
-def _random(n_out: int, n_in: int) -> Tensor:
-    return torch.randn(n_out, n_in) / n_in**0.5
-
-
-def train(options: argparse.Namespace) -> None:
-    """Train for the given time; prints the acceptance in texts that are not trained, and stores."""
-    target = Target(options.target)
-    batches = [torch.load(path) for path in sorted(options.folder.glob("[0-9]*.pt"))]
-    texts = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    del batches
-    position = torch.arange(LENGTH)
-    texts["answer"] = (position >= texts["begins"][:, None]) & (position < texts["ends"][:, None])
-    counts = torch.bincount(texts["tokens"][texts["answer"]], minlength=len(target.embeddings))
-    head = Head(target, counts.topk(_N_VOCAB).indices.sort().values)
-    matrices = [w for name, w in head.weights.items() if w.ndim == 2 and name != "output"]
-    others = [w for name, w in head.weights.items() if w.ndim == 1 or name == "output"]
-    optimizers = [
-        torch.optim.Muon(
-            matrices, lr=_MATRIX_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW(others, lr=_OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.01),
-    ]
-    validates = torch.arange(len(texts["tokens"])) % _VALIDATION == 7
-    trained, order, n_updates, done = (~validates).nonzero()[:, 0], torch.zeros(0), 0, 0.0
-    began = time.monotonic()
-    while done < 1:
-        if len(order) < _N_IN_BATCH:
-            order = trained[torch.randperm(len(trained))]
-        chosen, order = order[:_N_IN_BATCH], order[_N_IN_BATCH:]
-        loss = losses(
-            head, {name: values[chosen] for name, values in texts.items()}, _N_STEPS[done > 0.5]
-        )
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.weights.values(), 1.0)
-        for optimizer, rate in zip(optimizers, (_MATRIX_RATE, _OTHER_RATE), strict=True):
-            optimizer.param_groups[0]["lr"] = rate * share_of_rate(n_updates, done)
-            optimizer.step()
-            optimizer.zero_grad()
-        n_updates, done = n_updates + 1, (time.monotonic() - began) / (60 * options.minutes)
-        if n_updates % 100 == 0 or done >= 1:
-            shares = acceptance(head, {name: values[validates] for name, values in texts.items()})
-            shown = " ".join(f"{share:.3f}" for share in shares)
-            sys.stdout.write(f"{done:.0%} of the time, {n_updates} updates; accepted: {shown}\n")
-            torch.save({"weights": head.weights, "ids": head.ids}, options.folder / "head.pt")
-
-
-def share_of_rate(n_updates: int, done: float) -> float:
-    """The learning rate rises in 50 updates, and falls in the last 60 % of the time."""
-    return min(1.0, (n_updates + 1) / 50) * min(1.0, (1 - done) / 0.6)
-
-
-def losses(head: Head, texts: dict[str, Tensor], n_steps: int) -> Tensor:
-    """A value with the gradient of the steps' cross entropies; later steps of fewer rows.
-
-    The target's distribution is restricted to the draft's vocabulary. The gradients of logits are
-    written out: the output matrix takes half of the time.
-    """
-    target, loss = head.target, 0.0
-    predicts_answer = F.pad(texts["answer"][:, 2:], (0, 1)).flatten().nonzero()[:, 0]
-    n_chosen = len(predicts_answer) // 128 * 128  # few shapes: oneDNN compiles for each
-    chosen = predicts_answer[torch.randperm(len(predicts_answer))[:n_chosen]]
-    with torch.no_grad():
-        last_rows = texts["hidden"][:, 1:].flatten(0, 1)[chosen]
-        wanted = F.linear(last_rows, target.output[head.ids]).softmax(-1, dtype=torch.float32)
-    for k, rows in enumerate(head.unroll(texts["tokens"], texts["features"], n_steps)):
-        n_rows = n_chosen // (1, 2, 2, 4, 4)[k]
-        x = target.norm(rows.flatten(0, 1)[chosen[:n_rows]], head.weights["output_norm"])
-        with torch.no_grad():
-            inputs, matrix = x.bfloat16(), head.weights["output"].bfloat16()
-            error = F.linear(inputs, matrix).softmax(-1, dtype=torch.float32)
-            error = error.sub_(wanted[:n_rows]).bfloat16()
-            scale = _STEP_WEIGHT**k / n_rows
-            gradient = (error @ matrix).float() * scale
-            matrix_gradient = (error.T @ inputs).float() * scale
-        loss = loss + (x * gradient).sum() + (head.weights["output"] * matrix_gradient).sum()
-    return loss
-
-
-def acceptance(head: Head, texts: dict[str, Tensor], n_steps: int = 5) -> list[float]:
-    """Of greedy texts, by step: the share of likeliest tokens that are right after right ones."""
-    right, tried = [0] * n_steps, [0] * n_steps
-    greedy = (texts["temperatures"] == 0).nonzero()[:, 0]
-    with torch.no_grad():
+    def acceptance(self, texts: Texts) -> str:
+        """Of greedy texts, by step: the share of likeliest tokens right, after right ones."""
+        n_steps = _N_STEPS[-1]
+        right, tried = [0] * n_steps, [0] * n_steps
+        greedy = (texts["temperatures"] == 0).nonzero()[:, 0]
         for chosen in greedy.split(8):
             tokens, answer = texts["tokens"][chosen], texts["answer"][chosen][:, 2:]
             alive = answer
-            for k, rows in enumerate(head.unroll(tokens, texts["features"][chosen], n_steps)):
-                drafted = head.ids[head.logits(rows[:, k:-1]).argmax(-1)]
+            for k, rows in enumerate(self.unroll(tokens, texts["features"][chosen], n_steps)):
+                drafted = self.ids[logits(self, rows[:, k:-1]).argmax(-1)]
                 alive = alive[:, : drafted.shape[1]] & answer[:, k:]
                 tried[k] += int(alive.sum())
                 alive = alive & (drafted == tokens[:, 2 + k :])
                 right[k] += int(alive.sum())
-    return [r / max(t, 1) for r, t in zip(right, tried, strict=True)]
+        return " ".join(f"{r / max(t, 1):.3f}" for r, t in zip(right, tried, strict=True))
 
 
 def convert(options: argparse.Namespace) -> None:
@@ -260,25 +178,12 @@ def convert(options: argparse.Namespace) -> None:
     layer |= {name: w[name] for name in names}
     tensors = {name: w[name] for name in ("fc", "output_norm", "output")}
     tensors |= {f"blk.0.{name}": weight for name, weight in layer.items()}
-    writer = gguf.GGUFWriter(options.output, "eagle3")
-    writer.add_name(f"EAGLE-3 draft of {options.target.stem}")
-    writer.add_array("eagle3.target_layers", list(target.feature_layers))
-    writer.add_uint32("eagle3.target_hidden_size", target.n_embd)
-    for name, field in target.fields.items():
-        if name.startswith(("llama.", "tokenizer.")):
-            value = 1 if name == "llama.block_count" else field.contents()
-            key = name.replace("llama.", "eagle3.", 1)
-            writer.add_key_value(key, value, field.types[0], sub_type=field.types[-1])
-    writer.add_tensor("d2t", stored["ids"].numpy())
-    for name, weight in tensors.items():
-        values = weight.detach().numpy().astype(np.float32, order="C")
-        kind = options.output_type if name == "output" and options.output_type else options.type
-        kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else kind]
-        writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    header = {
+        "general.name": f"EAGLE-3 draft of {options.target.stem}",
+        "eagle3.block_count": 1,
+        "eagle3.target_hidden_size": target.n_embd,
+    }
+    write_gguf(options, "eagle3", target, header, tensors, stored["ids"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The target of `tests.benchmarks.eagle3` in torch, the prompts, and the texts that it writes."""
+"""The target of `eagle3` and `dflash` in torch, the prompts, and the texts that it writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import llama_cpp
 try:
     torch: Any = import_module("torch")
     F: Any = import_module("torch.nn.functional")
-except ModuleNotFoundError:  # tests.benchmarks.eagle3 says what to do
+except ModuleNotFoundError:  # the trainings say what to do
     torch = F = None
 
 Tensor = Any
@@ -57,7 +57,7 @@ class Target:
         base = self.value("rope.freq_base")
         half = torch.arange(0, self.n_head_embd, 2).double()
         angles = torch.arange(8192).double()[:, None] * base ** (-half / self.n_head_embd)
-        self._cos, self._sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+        self.turns = angles.cos().bfloat16(), angles.sin().bfloat16()  # of heads, by position
 
     def value(self, key: str) -> Any:
         """Of the header, without `llama.`."""
@@ -84,7 +84,7 @@ class Target:
     def heads(self, qkv: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys, values: (n_texts, n_heads, n_tokens, n_head_embd)."""
         n_texts, n_tokens, _ = qkv.shape
-        cos, sin = self._cos[first : first + n_tokens], self._sin[first : first + n_tokens]
+        cos, sin = (table[first : first + n_tokens] for table in self.turns)
 
         def rotated(x: Tensor) -> Tensor:
             a, b = x.chunk(2, -1)
@@ -156,7 +156,7 @@ def text(options: argparse.Namespace) -> None:
 
 def prompts() -> list[str]:
     """Chat prompts of six kinds, in mixed order; code and passages are of Python's own library."""
-    made = json.loads((Path(__file__).parent / "data" / "eagle3_prompts.json").read_text())
+    made = json.loads((Path(__file__).parent / "data" / "draft_prompts.json").read_text())
     rng, texts = random.Random(1), []
     for topic in made["topics"]:
         for task in rng.sample(made["topic_tasks"], 16):
