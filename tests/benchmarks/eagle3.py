@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from tests.benchmarks.draft_text import F, Target, Tensor, in_neighbours, torch
 from tests.benchmarks.draft_training import (
     Texts,
     cross_entropy,
@@ -29,7 +30,6 @@ from tests.benchmarks.draft_training import (
     wanted,
     write_gguf,
 )
-from tests.benchmarks.draft_text import F, Target, Tensor, in_neighbours, torch
 
 _N_STEPS = (3, 5)  # that the training unrolls in the first half of its time, and in the second
 _MATRIX_RATE, _OTHER_RATE = 2e-3, 1e-3  # of learning: Muon for matrices, AdamW
