@@ -690,6 +690,20 @@ NB_MODULE(_native, m) {
         .def("end_restore", &end_restore, "sequence"_a = 0, "The checkpoint has been restored.")
         .def("n_cells", &n_cells, "sequence"_a = 0, "How many tokens the sequence holds.")
         .def(
+            "cells",
+            [](const ggufspec::Context & self, size_t sequence) {
+                require_sequence(self, sequence);
+                return self.cells(sequence);
+            },
+            "sequence"_a = 0, "The tokens that the sequence holds.")
+        .def(
+            "hold",
+            [](ggufspec::Context & self, TokenRow tokens, size_t sequence) {
+                require_sequence(self, sequence);
+                self.hold(sequence, tokens.data(), tokens.shape(0));
+            },
+            "tokens"_a.noconvert(), "sequence"_a = 0, "llama.cpp has given the sequence, which held nothing, the cells of these tokens.")
+        .def(
             "logits", [](const ggufspec::Context & self, int32_t i) { return reinterpret_cast<uintptr_t>(self.logits(i)); },
             "i"_a, "Address of the logits of token i of the last batch; 0 if llama.cpp keeps none.")
         .def("truncate", &drop_tail, "n_tokens"_a, "sequence"_a = 0,

@@ -136,6 +136,13 @@ bool Context::truncate(size_t sequence, size_t n_tokens) {
     return held.is_clean;
 }
 
+void Context::hold(size_t sequence, const int32_t * tokens, size_t n_tokens) {
+    Held & held = held_[sequence];
+    held.cells.assign(tokens, tokens + n_tokens);
+    held.is_clean = true;
+    held.n_droppable = 0;
+}
+
 void Context::copy_prefix(size_t source, size_t sequence, const int32_t * tokens, size_t n_tokens) {
     truncate(sequence, 0);
     const Held & from = held_[source];

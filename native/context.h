@@ -71,6 +71,10 @@ public:
     void begin_restore(size_t sequence, size_t n_tokens);
     void end_restore(size_t sequence) { held_[sequence].n_droppable = 0; }
 
+    // llama.cpp's function has given the sequence, which held nothing, the cells of these tokens. None can be dropped from a
+    // recurrent state until the next batch.
+    void hold(size_t sequence, const int32_t * tokens, size_t n_tokens);
+
     // Makes a sequence hold what another has of the beginning of `tokens`, and nothing else. They share cells.
     void copy_prefix(size_t source, size_t sequence, const int32_t * tokens, size_t n_tokens);
 
@@ -102,6 +106,7 @@ public:
     size_t n_leaves() const { return n_leaves_; }
     size_t n_hidden() const { return n_hidden_; }
     size_t n_cells(size_t sequence) const { return held_[sequence].cells.size(); }
+    const std::vector<int32_t> & cells(size_t sequence) const { return held_[sequence].cells; }
 
 private:
     struct Branch {

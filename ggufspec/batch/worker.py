@@ -138,7 +138,7 @@ def _load(task: Mapping[str, Any], options: CheckedOptions) -> Engine:
     settings = dict(task["load"])
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
-    engine = load(task["target"], task["draft"], **settings)
+    engine = load(task["target"], task["draft"], **{"cache_ram": 0, **settings})
     engine.check(options)  # errors before any prompt
     return engine
 

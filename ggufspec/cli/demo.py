@@ -90,7 +90,7 @@ def command(
     pairs: list[tuple[Stats, Stats]] = []  # plain, speculative
     greedy, interrupted = None, False
     room = shared.room_for(settings["n_draft"])
-    with load(target, draft, n_threads=n_threads, n_remembered=0, **room) as engine:
+    with load(target, draft, n_threads=n_threads, n_remembered=0, cache_ram=0, **room) as engine:
         try:
             _both(engine, {**settings, "max_tokens": WARM_UP_TOKENS}, PROMPTS[0], None, "")
             for run in range(runs):

@@ -96,7 +96,7 @@ def load_with_bars(target: Path, draft: DraftFile | None, load_settings: dict[st
             progress=lambda whose, share: bars.update(
                 f"Loading the {whose}", share, 1, unit="share"
             ),
-            **{"n_remembered": 0, **load_settings},
+            **{"n_remembered": 0, "cache_ram": 0, **load_settings},
         )
     for line in engine.notes:
         render.note(line)

@@ -47,6 +47,14 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
         default=0,
         metavar="TOKENS",
     ),
+    option(
+        "-cram --cache-ram cache_ram",
+        "MiB of memory for conversations whose slot another one has got, so that their next turn "
+        "is not read anew; 0: none.  [default: a quarter of what is free, at most "
+        f"{defaults.CACHE_RAM:,}]",
+        type=COUNT,
+        metavar="MIB",
+    ),
 )
 @text_settings.chat_template_option
 @option(

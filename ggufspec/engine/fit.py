@@ -44,6 +44,7 @@ _LIMITS = {
     "n_threads": 512,  # as in llama.cpp
     "n_threads_draft": 512,
 }
+    "cache_ram": 2**30,
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,13 @@ class LoadOptions:
     n_rollback: int = 0  # of the target's context
     offloads: bool = True  # see ContextOptions
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
+    cache_ram: int | None = None  # MiB
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
             value = getattr(self, name)
             is_given = value is not None or name in ("n_draft_max", "n_slots")
-            least = 0 if name == "n_ctx" else 1
+            least = 0 if name in ("n_ctx", "cache_ram") else 1
             if is_given and not least <= validate.whole(name, value) <= most:
                 raise OptionError(f"{name} is {value}; it must be from {least} to {most:,}")
 

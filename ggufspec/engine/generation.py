@@ -341,6 +341,8 @@ class Generation:
         self._decode_seconds_before = self._pair.decode_seconds
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - self._begun_at
+        n_read = self.n_prompt - self.reading.n_reused
+        self._pair.slots.cache.observe_reading(n_read, self._prompt_seconds)
 
     def _write(self, round_: Round, logits: Logits) -> None:
         n, rows = round_.n_accepted, []

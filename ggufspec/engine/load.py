@@ -27,6 +27,7 @@ from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.exact import check_exact
+from ggufspec.llama.devices import free_memory
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
@@ -45,6 +46,7 @@ LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction 
 _TINY_BYTES = 32 * 2**20
 _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
+_MIB = 2**20
 
 def load(
     target: str | Path,
@@ -82,6 +84,7 @@ def load(
 ) -> Engine:
     """Load a target GGUF model and, if given, a draft for it.
 
+    cache_ram: int | None = None,
     target, draft: paths of files; `ggufspec.models.resolve` returns them for names. A draft is a
     small model, or a head that reads the target's hidden states: the file of a DFlash, EAGLE-3 or
     MTP head (often mtp-*.gguf), or "mtp" for the MTP head in the target's own file.
@@ -127,6 +130,8 @@ def load(
 
     If memory runs out, loading is tried again with smaller values of what was not given. The
     engine's `placement` says what was chosen.
+    cache_ram: MiB of memory for the caches of texts whose slot another text has got, so that their
+    next turn is not read anew; None: a quarter of what is free once all is loaded, at most 8,192.
 
     Raises ModelError, VocabError, OptionError, PromptError, OutOfMemoryError, RpcError.
     """
@@ -174,6 +179,7 @@ def load(
     try:
         places.add(servers.gpus())
         placed = places.first()
+        cache_ram=cache_ram,
         while True:
             try:
                 engine = _load(placed, servers, places, TextStore(n_remembered), progress)
@@ -267,6 +273,7 @@ def _load(
             file_sampling=places.file_sampling,
             chat_template=options.chat_template,
         )
+            n_cache_bytes=_n_cache_bytes(options.cache_ram),
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises
         return engine
@@ -367,3 +374,10 @@ def _profile(
 
 def _is_tiny(model: Model | None) -> bool:
     return model is not None and model.n_bytes < _TINY_BYTES
+def _n_cache_bytes(cache_ram: int | None) -> int:
+    """Bytes for texts that have left their slots."""
+    if cache_ram is not None:
+        return cache_ram * _MIB
+    return min(defaults.CACHE_RAM * _MIB, (free_memory() or 0) // 4)
+
+

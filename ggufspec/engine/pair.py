@@ -14,6 +14,7 @@ from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.text_store import TextStore
 from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.prompt_cache import PromptCache
 from ggufspec.engine.slots import Slots
 from ggufspec.errors import ClosedError, OptionError
 from ggufspec.llama.context import Context
@@ -46,12 +47,13 @@ class Pair:
         stored_profile: StoredProfile | None = None,
         stored_profile_of_draft: StoredProfile | None = None,
         texts: TextStore | None = None,
+        n_cache_bytes: int = 0,
         resources: ExitStack,
         lock: EngineLock | None = None,
     ) -> None:
         """`resources` are closed with the pair. `lock`: of a pair with the same contexts.
 
-        `texts`: that n-grams draft from.
+        `texts`: that n-grams draft from. `n_cache_bytes`: for texts that have left their slots.
 
         `stored_profile_of_draft`: of the draft and its own draft, as a pair.
         """
@@ -65,7 +67,8 @@ class Pair:
         self.n_draft_max = n_draft_max
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         self.lock = EngineLock() if lock is None else lock
-        self.slots = Slots(target, draft, vocab_map, *(draft_of_draft or ()))
+        below, map_below = draft_of_draft or (None, None)
+        self.slots = Slots(target, draft, vocab_map, below, map_below, PromptCache(n_cache_bytes))
         self.stored_profile = stored_profile or StoredProfile()
         self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
         # Of the draft as a target of its own draft: each text has its passes alone.

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from time import perf_counter
 from weakref import WeakSet
 
 from ggufspec.decoding.types import Logits, Session
+from ggufspec.engine.prompt_cache import CachedText, PromptCache
+from ggufspec.errors import DecodeError
 from ggufspec.llama.block_session import BlockSession
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head, HeadSession
@@ -22,6 +25,9 @@ _N_DROPPED = 4
 _NEARLY_ALL = 0.8  # of a prompt of few tokens
 _HALF = 0.5  # of a prompt: the same, where no tokens can be copied between slots
 _N_WORTH_BORROWING = 8  # tokens
+# A slot's text is kept where it loses so many tokens, and this share of them.
+_N_WORTH_KEEPING = 64
+_SHARE_WORTH_KEEPING = 0.25
 
 
 DraftSession = LlamaSession | MappedSession | HeadSession | SharedCacheSession | BlockSession
@@ -64,9 +70,10 @@ class Slots:
         vocab_map: VocabMap | None = None,
         draft_of_draft: Context | None = None,
         vocab_map_of_draft: VocabMap | None = None,
+        cache: PromptCache | None = None,
     ) -> None:
         """`vocab_map`: for a draft that has another vocabulary than the target; the other one: for
-        the draft of the draft, likewise.
+        the draft of the draft, likewise. `cache`: of texts that have left their slots.
         """
         self._all = [
             Slot(
@@ -79,6 +86,7 @@ class Slots:
         self.drafts_blocks = isinstance(draft, Head) and draft.facts.block is not None
         self._can_borrow = target.can_share_passes
         self.clock = count(1)  # of used_at
+        self.cache = cache or PromptCache(0)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._all)
@@ -97,11 +105,46 @@ class Slots:
         chosen = max(continued or free, key=lambda slot: (known[slot], -slot.used_at))
         if not (continued or (known[chosen] >= _HALF * len(tokens) and not self._can_borrow)):
             chosen = min(free, key=lambda slot: slot.used_at)
-            if self._can_borrow and not n_users:
-                self._borrow(chosen, tokens)
+            if not n_users:
+                self._keep(chosen, tokens)
+                if self._can_borrow:
+                    self._borrow(chosen, tokens)
+        elif not n_users:
+            self._keep(chosen, tokens)
+        if not n_users:
+            self._restore(chosen, tokens)
         chosen.used_at, chosen.n_prompt = next(self.clock), len(tokens)
         chosen.leases.add(lease)
         return chosen
+
+    def _keep(self, slot: Slot, tokens: Sequence[int]) -> None:
+        """Copy a slot's text into the cache, if much of it differs from `tokens`."""
+        n_held = slot.target.n_held
+        n_lost = n_held - slot.target.n_common(tokens)
+        if not self.cache.n_bytes or n_lost < max(_N_WORTH_KEEPING, _SHARE_WORTH_KEEPING * n_held):
+            return
+        started = perf_counter()
+        held = slot.target.held
+        saved = [session.save() if session is not None else None for session in slot.sessions]
+        text = CachedText(held, saved)
+        self.cache.observe_copy(text.n_bytes, perf_counter() - started)
+        self.cache.add(text)
+
+    def _restore(self, slot: Slot, tokens: Sequence[int]) -> None:
+        """Copy a cached text into a slot, if that is faster than reading the rest of `tokens`."""
+        text = self.cache.take(tokens, slot.target.n_common(tokens) + _N_WORTH_BORROWING)
+        if text is None:
+            return
+        started = perf_counter()
+        try:
+            for session, saved in zip(slot.sessions, text.saved, strict=True):
+                if session is not None:
+                    session.restore(saved)
+        except DecodeError:  # the memory of its caches is too fragmented: the prompt is read
+            for session in slot.sessions:
+                if session is not None:
+                    session.forget()
+        self.cache.observe_copy(text.n_bytes, perf_counter() - started)
 
     def nearest(self, tokens: Sequence[int]) -> Slot:
         """The slot that holds the longest beginning of a text."""
@@ -109,6 +152,7 @@ class Slots:
 
     def forget(self) -> None:
         """Empty all slots. Raises ClosedError."""
+        self.cache.forget()
         for slot in self._all:
             for session in slot.sessions:
                 if session is not None:

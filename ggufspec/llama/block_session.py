@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from ggufspec import _native
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
-from ggufspec.llama import extension
+from ggufspec.llama import extension, saved_text
 from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.context import Context
 from ggufspec.llama.extension import Hidden
 from ggufspec.llama.given_states import GivenStates
+from ggufspec.llama.saved_text import SavedText
 from ggufspec.models.head_facts import Block
 
 
@@ -123,6 +124,18 @@ class BlockSession:
         self._given.forget()
         self._blocks.owner = None
 
+    def save(self) -> SavedText | None:
+        """What was read. Raises DecodeError, ClosedError."""
+        self._context.truncate(len(self._held), self.sequence)
+        return saved_text.save(self._context, self.sequence)
+
+    def restore(self, saved: SavedText | None) -> None:
+        """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
+        self.forget()
+        if saved is not None:
+            saved_text.restore(self._context, saved, self.sequence)
+            self._held = saved.tokens[:]
+
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take over `tokens`, with which the text of another sequence that has read them begins."""
         if self._context.can_share_passes:
@@ -134,7 +147,10 @@ class BlockSession:
     def _row(self, tokens: array[int]) -> int:
         """The row of the block behind the text that follows `tokens`; computes the block."""
         self._given.choose_path(tokens)
-        n_true = min(len(tokens), self._given.n_known(tokens) + 1)
+        n_known = n_same(tokens, self._held)
+        if self._given.first <= n_known:  # else those are states of another text
+            n_known = max(n_known, self._given.n_known(tokens))
+        n_true = min(len(tokens), n_known + 1)
         i, is_there = len(tokens) - n_true, self._blocks.owner is self
         if not (is_there and n_true == self._n_true and n_same(tokens, self._text) == n_true):
             self._compute(tokens[:n_true], i)

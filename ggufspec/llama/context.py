@@ -210,6 +210,14 @@ class Context:
         return self._native.n_cells(sequence)
 
     def n_common(self, tokens: array[int], sequence: int = 0) -> int:
+    def cells(self, sequence: int = 0) -> array[int]:
+        """The tokens that a sequence holds."""
+        return array("i", self._open().cells(sequence))
+
+    def hold(self, tokens: array[int], sequence: int = 0) -> None:
+        """llama.cpp has given the sequence, which held nothing, the cells of `tokens`."""
+        self._open().hold(tokens, sequence)  # type: ignore[arg-type]  # int32
+
         """How many tokens at the start of `tokens` a sequence holds."""
         return self._open().n_common(tokens, sequence)  # type: ignore[arg-type]
 

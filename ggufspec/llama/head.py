@@ -12,13 +12,14 @@ import numpy as np
 
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
-from ggufspec.llama import extension
+from ggufspec.llama import extension, saved_text
 from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.block_session import Blocks, BlockSession
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.extension import Hidden
 from ggufspec.llama.given_states import GivenStates
 from ggufspec.llama.log import listening
+from ggufspec.llama.saved_text import SavedText
 from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.models.head_facts import EAGLE3, EAGLE3_ROWS, MTP
 
@@ -191,6 +192,23 @@ class HeadSession:
         self._context.truncate(0, self.sequence)
         self._cut(0)
         self._given.forget()
+
+    def save(self) -> SavedText | None:
+        """What was read with the target's states. Raises DecodeError, ClosedError."""
+        self._cut(self._n_true)
+        self._context.truncate(max(self._n_true - self._n_skipped, 0), self.sequence)
+        if self._context.n_cells(self.sequence) < max(self._n_true - self._n_skipped, 0):
+            return None
+        saved = saved_text.save(self._context, self.sequence)
+        return saved._replace(tokens=self._text[:])
+
+    def restore(self, saved: SavedText | None) -> None:
+        """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
+        self.forget()
+        if saved is not None:
+            cells = saved._replace(tokens=saved.tokens[self._n_skipped :])
+            saved_text.restore(self._context, cells, self.sequence)
+            self._text, self._n_true = saved.tokens[:], len(saved.tokens)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take over `tokens`, with which the text of another sequence that has read them begins."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
+from ggufspec.llama.saved_text import SavedText
 from ggufspec.llama.session import LlamaSession, Piece
 from ggufspec.llama.vocab_map import VocabMap
 
@@ -92,6 +93,15 @@ class MappedSession:
         """Empty the cache of this sequence. Raises ClosedError."""
         self._ahead = None
         self._session.forget()
+
+    def save(self) -> SavedText | None:
+        """See LlamaSession.save; its tokens are those of the draft."""
+        return self._session.save()
+
+    def restore(self, saved: SavedText | None) -> None:
+        """See LlamaSession.restore."""
+        self._ahead = None
+        self._session.restore(saved)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """See LlamaSession.borrow."""

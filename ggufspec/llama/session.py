@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ggufspec.decoding.types import Logits, token_array
+from ggufspec.llama import saved_text
 from ggufspec.llama.context import Checkpoint, Context
+from ggufspec.llama.saved_text import SavedText
 from ggufspec.llama.short_cache import ShortCache
 
 # Where a tail cannot be dropped, its beginning is decoded again from a checkpoint. More tokens than
@@ -121,6 +123,11 @@ class LlamaSession:
         return self._context.n_rows
 
     @property
+    def held(self) -> array[int]:
+        """The tokens that the cache holds."""
+        return self._context.cells(self.sequence)
+
+    @property
     def n_held(self) -> int:
         """How many tokens the cache holds."""
         return self._context.n_cells(self.sequence)
@@ -196,6 +203,23 @@ class LlamaSession:
             self._short.borrow(sequence, tokens)
         else:
             self._context.copy_prefix(sequence, self.sequence, token_array(tokens))
+
+    def save(self) -> SavedText | None:
+        """A copy of all that is held; None where a part of the text is left out.
+
+        Raises DecodeError, ClosedError.
+        """
+        if self._short is not None:
+            return None
+        saved = saved_text.save(self._context, self.sequence)
+        return saved._replace(checkpoints=tuple(self._checkpoints), n_prompt=self._n_prompt)
+
+    def restore(self, saved: SavedText | None) -> None:
+        """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
+        self.forget()
+        if saved is not None:
+            saved_text.restore(self._context, saved, self.sequence)
+            self._checkpoints, self._n_prompt = list(saved.checkpoints), saved.n_prompt
 
     def prepare(
         self,

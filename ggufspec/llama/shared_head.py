@@ -16,6 +16,7 @@ from ggufspec.llama import extension
 from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.context import Context
 from ggufspec.llama.extension import Hidden
+from ggufspec.llama.saved_text import SavedText
 
 # Hidden states of the last tokens of a batch that are kept: those of a round, of which some may be
 # rejected.
@@ -82,6 +83,15 @@ class SharedCacheSession:
     def forget(self) -> None:
         """Drop what it knows of a text. Raises ClosedError."""
         self._context.truncate(0, self.sequence)
+        self._states = self._states[:0]
+        self._text, self._n_true, self._own = array("i"), 0, []
+
+    def save(self) -> SavedText | None:
+        """Nothing: the target's cells are those that it reads."""
+        return None
+
+    def restore(self, saved: SavedText | None) -> None:
+        """Drop what it knows of a text; the target has got the cells of another one."""
         self._states = self._states[:0]
         self._text, self._n_true, self._own = array("i"), 0, []
 
