@@ -14,6 +14,7 @@ from ggufspec.errors import OptionError
 from ggufspec.llama.build import why_no_gpu
 from ggufspec.llama.context_options import KV_TYPES, choice
 from ggufspec.llama.devices import buffer_types, free_memory, gpus
+from ggufspec.models.adapters import Adapters, with_adapters
 from ggufspec.models.head_facts import HeadFacts
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import DraftFile, check_model, is_head
@@ -43,8 +44,8 @@ _LIMITS = {
     "n_slots": defaults.N_SLOTS_LIMIT,
     "n_threads": 512,  # as in llama.cpp
     "n_threads_draft": 512,
-}
     "cache_ram": 2**30,
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class LoadOptions:
     overrides_draft: Overrides | None = None
     n_cpu_ffn: int | None = None  # as PlacementOptions has it, and where they are given: all layers
     n_cpu_ffn_draft: int = 0
+    lora: Adapters = ()
+    lora_draft: Adapters = ()
     tensor_split: Sequence[float] = ()
     main_gpu: int | None = None
     n_threads: int | None = None
@@ -77,10 +80,10 @@ class LoadOptions:
     mmap: bool = True
     tuned: bool = True
     chat_template: str | None = None
+    cache_ram: int | None = None  # MiB
     n_rollback: int = 0  # of the target's context
     offloads: bool = True  # see ContextOptions
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
-    cache_ram: int | None = None  # MiB
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
@@ -102,7 +105,8 @@ class Fit:
         header = read_header(options.target)
         check_model(header)
         self.file_sampling = file_sampling(header.values)
-        self._target = _kept(shape_of(header), header, options.overrides)
+        adapted = with_adapters(header, options.lora)
+        self._target = _kept(shape_of(adapted), adapted, options.overrides)
         if options.overrides is not None:
             n_kept = self._target.n_layers if options.overrides else 0
             options = replace(options, n_cpu_ffn=n_kept)
@@ -110,9 +114,14 @@ class Fit:
         self.head: HeadFacts | None = None
         if options.draft is not None:
             self._draft, self.head = draft_shape(header, options.draft)
+            if options.overrides_draft or options.lora_draft:
+                self._draft = self._changed_draft(options)
             if options.overrides_draft:
-                self._draft = self._kept_draft(options)
                 options = replace(options, n_cpu_ffn_draft=self._draft.n_layers)
+        elif options.lora_draft:
+            raise OptionError(
+                "lora_draft (--lora-draft) needs a draft model: name one with draft= (--draft)"
+            )
         self._draft_of_draft = self._shape_below(options)
         if options.exact and self.head is not None:
             raise OptionError(
@@ -157,16 +166,23 @@ class Fit:
             )
         return shape_of(header)
 
-    def _kept_draft(self, options: LoadOptions) -> ModelShape:
-        """The shape of the draft with its overrides. Raises OptionError for those of a head."""
-        assert self._draft is not None
+    def _changed_draft(self, options: LoadOptions) -> ModelShape:
+        """The shape of the draft with its adapters and overrides, which a head cannot have.
+
+        Raises OptionError, ModelError.
+        """
         if self.head is not None or not isinstance(options.draft, Path):
-            raise OptionError(
-                "the draft is a head, whose tensors stay on the target's devices: leave out the "
-                "overrides for the draft (-otd, --cpu-moe-draft, --n-cpu-moe-draft, "
+            what = (
+                "the overrides for the draft (-otd, --cpu-moe-draft, --n-cpu-moe-draft, "
                 "--n-cpu-ffn-draft)"
             )
-        return _kept(self._draft, read_header(options.draft), options.overrides_draft)
+            what = what if options.overrides_draft else "lora_draft (--lora-draft)"
+            raise OptionError(
+                f"the draft is a head, whose tensors stay on the target's devices as they are: "
+                f"leave out {what}"
+            )
+        header = with_adapters(read_header(options.draft), options.lora_draft)
+        return _kept(shape_of(header), header, options.overrides_draft)
 
     def add(self, remote: Sequence[Gpu]) -> None:
         """Add devices of RPC servers, for the target only; they come first, as in llama.cpp."""

@@ -23,16 +23,18 @@ from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.engine.pair import DraftOfDraft, Pair
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError, PromptError
+from ggufspec.llama.adapted_context import check_room
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.exact import check_exact
 from ggufspec.llama.devices import free_memory
+from ggufspec.llama.exact import check_exact
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.llama.vocab_map import VocabMap, map_of
+from ggufspec.models.adapters import adapters_of
 from ggufspec.models.head_facts import MTP, HeadFacts
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.overrides import overrides_of
@@ -44,9 +46,9 @@ LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
 # the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
 _TINY_BYTES = 32 * 2**20
+_MIB = 2**20
 _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
-_MIB = 2**20
 
 def load(
     target: str | Path,
@@ -67,6 +69,8 @@ def load(
     override_tensor_draft: Sequence[str] = (),
     n_cpu_moe_draft: int | None = None,
     n_cpu_ffn_draft: int | None = None,
+    lora: Sequence[str | Path | tuple[str | Path, float]] = (),
+    lora_draft: Sequence[str | Path | tuple[str | Path, float]] = (),
     tensor_split: Sequence[float] = (),
     main_gpu: int | None = None,
     rpc: Sequence[str] = (),
@@ -80,11 +84,11 @@ def load(
     chat_template: str | None = None,
     draft_texts: Sequence[str | Path] = (),
     n_remembered: int = defaults.N_REMEMBERED,
+    cache_ram: int | None = None,
     progress: LoadProgress | None = None,
 ) -> Engine:
     """Load a target GGUF model and, if given, a draft for it.
 
-    cache_ram: int | None = None,
     target, draft: paths of files; `ggufspec.models.resolve` returns them for names. A draft is a
     small model, or a head that reads the target's hidden states: the file of a DFlash, EAGLE-3 or
     MTP head (often mtp-*.gguf), or "mtp" for the MTP head in the target's own file.
@@ -109,6 +113,8 @@ def load(
     layers, from the first, stay on the CPU; n_cpu_ffn: the feed-forward matrices of dense layers;
     negative: of all. Without any of these and with n_gpu_layers "auto", the number is chosen, too.
     The same with _draft, for a draft model.
+    lora: files of LoRA adapters for the target (GGUF), or pairs of a file and a scale; their sum is
+    added to its weights in each pass. lora_draft: for a draft model.
     tensor_split: shares of the target's layers for several GPUs. main_gpu: the one for the draft.
     rpc: llama.cpp's RPC servers ("host:port"), whose devices take layers of the target as GPUs do
     and come before the local ones; with "auto" they get what does not fit on local GPUs, as far as
@@ -124,14 +130,14 @@ def load(
     from them. They change no text's distribution.
     n_remembered: tokens of written texts that n-grams draft from, too, the latest; 0: none. Where
     several users share an engine, the time of a text can tell what others have written.
+    cache_ram: MiB of memory for the caches of texts whose slot another text has got, so that their
+    next turn is not read anew; None: a quarter of what is free once all is loaded, at most 8,192.
 
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
 
     If memory runs out, loading is tried again with smaller values of what was not given. The
     engine's `placement` says what was chosen.
-    cache_ram: MiB of memory for the caches of texts whose slot another text has got, so that their
-    next turn is not read anew; None: a quarter of what is free once all is loaded, at most 8,192.
 
     Raises ModelError, VocabError, OptionError, PromptError, OutOfMemoryError, RpcError.
     """
@@ -159,6 +165,8 @@ def load(
         overrides_draft=overrides_of(
             "_draft", override_tensor_draft, n_cpu_moe_draft, n_cpu_ffn_draft
         ),
+        lora=adapters_of("lora", lora),
+        lora_draft=adapters_of("lora_draft", lora_draft),
         tensor_split=validate.shares("tensor_split", tensor_split),
         main_gpu=None if main_gpu is None else validate.whole("main_gpu", main_gpu),
         n_threads=n_threads,
@@ -171,6 +179,7 @@ def load(
         chat_template=None
         if chat_template is None
         else validate.text("chat_template", chat_template),
+        cache_ram=cache_ram,
     )
     if chat_template is not None:
         check_template(chat_template)
@@ -179,7 +188,6 @@ def load(
     try:
         places.add(servers.gpus())
         placed = places.first()
-        cache_ram=cache_ram,
         while True:
             try:
                 engine = _load(placed, servers, places, TextStore(n_remembered), progress)
@@ -249,6 +257,7 @@ def _load(
             pools = (made.pools for made in contexts if made.model.places & model.places)
             context = Context(model, its_settings, link=link, pools=next(pools, None))
             contexts.append(stack.enter_context(closing(context)))
+            check_room(context)
             if its_settings.is_exact:
                 check_exact(context)
         draft, below = (*contexts[1:], None, None)[:2]
@@ -264,6 +273,7 @@ def _load(
             stored_profile=_profile(contexts, options.n_slots, options, places, attention),
             stored_profile_of_draft=of_draft,
             texts=texts,
+            n_cache_bytes=_n_cache_bytes(options.cache_ram),
             resources=resources,
         )
         engine = Engine(
@@ -273,7 +283,6 @@ def _load(
             file_sampling=places.file_sampling,
             chat_template=options.chat_template,
         )
-            n_cache_bytes=_n_cache_bytes(options.cache_ram),
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises
         return engine
@@ -287,7 +296,12 @@ def _roles(
     n_target, n_draft = (defaults.ALL_LAYERS if n is None else n for n in chosen)
     overrides = options.overrides or ()
     of_target = partial(
-        Model, options.target, rpc=rpc, mtp=options.draft == MTP, overrides=overrides
+        Model,
+        options.target,
+        rpc=rpc,
+        mtp=options.draft == MTP,
+        overrides=overrides,
+        adapters=options.lora,
     )
     yield "target", partial(of_target, n_gpu_layers=n_target, tensor_split=options.tensor_split)
     of_draft = partial(Model, gpu=options.main_gpu)
@@ -299,7 +313,8 @@ def _roles(
         of_draft = partial(of_draft, is_head=True, mtp=head.kind == MTP)
     if options.draft is not None and options.draft != MTP:
         of_draft = partial(of_draft, overrides=options.overrides_draft or ())
-        yield "draft", partial(of_draft, options.draft, n_gpu_layers=n_draft)
+        draft = partial(of_draft, options.draft, adapters=options.lora_draft)
+        yield "draft", partial(draft, n_gpu_layers=n_draft)
     if options.draft_of_draft is not None:
         n_below = defaults.ALL_LAYERS if n_draft else 0
         yield "draft of the draft", partial(of_draft, options.draft_of_draft, n_gpu_layers=n_below)
@@ -372,8 +387,6 @@ def _profile(
     )
 
 
-def _is_tiny(model: Model | None) -> bool:
-    return model is not None and model.n_bytes < _TINY_BYTES
 def _n_cache_bytes(cache_ram: int | None) -> int:
     """Bytes for texts that have left their slots."""
     if cache_ram is not None:
@@ -381,3 +394,5 @@ def _n_cache_bytes(cache_ram: int | None) -> int:
     return min(defaults.CACHE_RAM * _MIB, (free_memory() or 0) // 4)
 
 
+def _is_tiny(model: Model | None) -> bool:
+    return model is not None and model.n_bytes < _TINY_BYTES

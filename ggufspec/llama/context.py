@@ -192,6 +192,7 @@ class Context:
                     "use a smaller context (n_ctx, -c), fewer GPU layers (n_gpu_layers, -ngl), or "
                     f"another cache type.\n{log.complaints()}"
                 )
+        self.model.adapt(pointer)
         return pointer
 
     @property
@@ -209,7 +210,6 @@ class Context:
         """How many tokens a sequence holds."""
         return self._native.n_cells(sequence)
 
-    def n_common(self, tokens: array[int], sequence: int = 0) -> int:
     def cells(self, sequence: int = 0) -> array[int]:
         """The tokens that a sequence holds."""
         return array("i", self._open().cells(sequence))
@@ -218,6 +218,7 @@ class Context:
         """llama.cpp has given the sequence, which held nothing, the cells of `tokens`."""
         self._open().hold(tokens, sequence)  # type: ignore[arg-type]  # int32
 
+    def n_common(self, tokens: array[int], sequence: int = 0) -> int:
         """How many tokens at the start of `tokens` a sequence holds."""
         return self._open().n_common(tokens, sequence)  # type: ignore[arg-type]
 

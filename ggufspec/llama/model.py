@@ -12,10 +12,12 @@ import llama_cpp
 
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import amx, kernel_choice
+from ggufspec.llama.adapters import apply_adapters, load_adapters
 from ggufspec.llama.devices import offload_devices, tensor_overrides
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
 from ggufspec.llama.vocab import Vocab, meta_text
+from ggufspec.models.adapters import Adapters
 from ggufspec.models.header import open_gguf
 from ggufspec.placement.overrides import Overrides
 
@@ -44,6 +46,7 @@ class Model:
         mtp: bool = False,
         is_head: bool = False,
         overrides: Overrides = (),
+        adapters: Adapters = (),
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load `path`. n_gpu_layers: negative for all.
@@ -52,6 +55,7 @@ class Model:
         to use. rpc: devices of servers, which count as GPUs before those of this machine. mtp: load
         the layers of its MTP head too. is_head: the file is only a head for another model.
         overrides: tensors that stay on the CPU, or go to another device, whatever their layer does.
+        adapters: LoRA adapters, which `with_adapters` has checked; each context applies them.
         progress: called with the share that is loaded, up to 1.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text,
@@ -110,6 +114,8 @@ class Model:
         try:
             if not is_head:
                 self._check_writes_text()
+            self.adapters = adapters
+            self._adapters = load_adapters(self.pointer, adapters)
         except BaseException:
             self.close()
             raise
@@ -277,6 +283,11 @@ class Model:
         """A whole number of the file's header, whose key begins with the architecture."""
         found = meta_text(self.pointer, f"{meta_text(self.pointer, 'general.architecture')}.{key}")
         return int(found) if found.isdecimal() else default
+
+    def adapt(self, context: int) -> None:
+        """Apply its LoRA adapters to a llama.cpp context of it."""
+        if self.adapters:
+            apply_adapters(context, self._adapters, self.adapters)
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""

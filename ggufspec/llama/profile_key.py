@@ -56,6 +56,8 @@ def _model_key(model: Model) -> dict[str, object]:
         found["kernels"] = [*model.kernels.types]
     if model.overrides:
         found["overrides"] = [*map(str, model.overrides)]
+    if model.adapters:  # they change what is accepted, and what a pass costs
+        found["lora"] = [[fingerprint(each.path), each.scale] for each in model.adapters]
     if devices := model.devices:
         found["devices"] = [*devices]
         if len(devices) > 1:

@@ -32,6 +32,7 @@ _DEFAULT_ALIGNMENT = 32
 _ALIGNMENTS = [2**i for i in range(21)]
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
+_OF_ADAPTERS = (".lora_a", ".lora_b")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ class Header:
         counted: Counter[str] = Counter()
         unused = None if self.is_tied else "token_embd.weight"  # only looked up
         for tensor in self.tensors:
-            if len(tensor.shape) > 1 and tensor.name != unused:
+            is_unused = tensor.name == unused or tensor.name.endswith(_OF_ADAPTERS)
+            if len(tensor.shape) > 1 and not is_unused:
                 counted[tensor.type] += tensor.n_bytes
         return counted.most_common(1)[0][0] if counted else "unknown"
 

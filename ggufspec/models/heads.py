@@ -7,6 +7,7 @@ from typing import Literal
 
 from ggufspec.common.facts import counted
 from ggufspec.errors import ModelError
+from ggufspec.models.adapters import check_no_adapter
 from ggufspec.models.feature_heads import dflash, eagle3
 from ggufspec.models.head_facts import (
     ASSISTANT,
@@ -57,6 +58,7 @@ def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFac
             )
         return None, head_of(target, None)
     header = read_header(draft)
+    check_no_adapter(header)
     return header, head_of(target, header)
 
 
@@ -72,7 +74,8 @@ def is_mtp_alone(header: Header) -> bool:
 
 
 def check_model(header: Header) -> None:
-    """Raise ModelError for a draft head, which cannot write text by itself."""
+    """Raise ModelError for a draft head or an adapter, which cannot write text by itself."""
+    check_no_adapter(header)
     if is_head(header):
         raise ModelError(
             f"{header.paths[0]} is {kind_of(header)}, not a model: name it as the draft (--draft), "
