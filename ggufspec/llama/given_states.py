@@ -85,6 +85,7 @@ class GivenStates:
     def cut(self, tokens: array[int]) -> None:
         """Drop the states of what differs from `tokens`."""
         del self._tokens[n_same(tokens[self.first :], self._tokens) :]
+        self.first = min(self.first, len(tokens))
 
     def tokens(self, start: int, end: int) -> array[int]:
         """The tokens at positions `start` to `end`."""
