@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
+import tiny
+import tiny_blocks
 import tiny_heads
+from tiny_blocks import BlockHead
 from tiny_heads import Head, Table
 
 from ggufspec.llama.context import Context, HeadLink
@@ -21,8 +24,9 @@ from ggufspec.models.header import read_header
 from ggufspec.models.heads import head_of
 
 TABLE = Table(n_classes=4)
-F32 = gguf.GGMLQuantizationType.F32
+F16, F32 = gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.F32
 SOFTER = 0.02  # planted attention sees a single cell; with this share of its scores, all of them
+BLOCK_TABLE = Table(vocab=tiny_blocks.with_mask(tiny.SPM), n_classes=4)
 MARKED = replace(TABLE, n_markers=6)  # a recurrent state of any length
 
 
@@ -32,7 +36,18 @@ class Pair(NamedTuple):
     target: Path
     draft: Path | str
     table: Table
-    head: Head
+    head: Head | BlockHead
+
+    @property
+    def n_at_once(self) -> int | None:
+        """The most tokens that it drafts behind a text; None: any number."""
+        return self.head.n_max if isinstance(self.head, BlockHead) else None
+
+    def logits(self, tokens: Sequence[int]) -> tiny.F32:
+        """What the head computes after `tokens`, behind the target's states of the earlier ones."""
+        if isinstance(self.head, BlockHead):
+            return self.head.row(tokens, ())
+        return self.head.logits(tokens)
 
 
 def glm4moe(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
@@ -82,11 +97,39 @@ def gemma4(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
     return Pair(target, draft, table, head)
 
 
+def dflash(folder: Path, table: Table = BLOCK_TABLE, own: bool = False, **how: Any) -> Pair:
+    head = BlockHead(table=table, **how)
+    target = tiny_heads.write_llama_table(folder / "blocks.gguf", table)
+    draft = tiny_blocks.write_dflash(
+        folder / f"{head.kind}.gguf", head, own_embeddings=own, own_output=own
+    )
+    return Pair(target, draft, table, head)
+
+
+def dflash_own(folder: Path, table: Table = BLOCK_TABLE, **how: Any) -> Pair:
+    return dflash(folder, table, own=True, **how)
+
+
+def dflash_d2t(folder: Path, table: Table = BLOCK_TABLE, **how: Any) -> Pair:
+    return dflash(folder, table, n_kept=len(table.spoken) * 3 // 4, **how)
+
+
+def dspark(folder: Path, table: Table = BLOCK_TABLE, **how: Any) -> Pair:
+    return dflash(folder, table, kind="dspark", **how)
+
+
+def dflash2(folder: Path, table: Table = BLOCK_TABLE, **how: Any) -> Pair:
+    return dflash(folder, table, kind="dflash2", **how)
+
+
 Writer = Callable[..., Pair]
+BLOCK_WRITERS: dict[str, Writer] = {
+    writer.__name__: writer for writer in (dflash, dflash_own, dflash_d2t, dspark, dflash2)
+}
 WRITERS: dict[str, Writer] = {
     writer.__name__: writer
     for writer in (glm4moe, qwen35, step35, sidecar, eagle3, eagle3_own, eagle3_d2t, gemma4)
-}
+} | BLOCK_WRITERS
 
 
 def perturbed(pair: Pair, deviation: float = 0.03) -> Pair:
@@ -95,8 +138,10 @@ def perturbed(pair: Pair, deviation: float = 0.03) -> Pair:
     for path in {pair.target, pair.draft} - {"mtp"}:
         reader = gguf.GGUFReader(path, "r+")
         for tensor in reader.tensors:
-            if "attn_q" in tensor.name:
+            if "attn_q" in tensor.name or "attn_sinks" in tensor.name:
                 tensor.data[...] *= SOFTER
+            elif tensor.tensor_type == F16 and "ffn_gate" in tensor.name:
+                tensor.data[...] *= SOFTER  # states of blocks would be too large for halves
             elif tensor.tensor_type == F32 and (
                 "norm" not in tensor.name or "post_" in tensor.name
             ):
@@ -120,7 +165,8 @@ class Contexts:
             self.models.append(Model(Path(pair.draft), mtp=is_mtp, is_head=True))
         exact = {"flash_attention": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
         target_options = ContextOptions(**{**exact, **options})
-        head_options = replace(target_options, n_rows=1, n_rollback=0)
+        n_rows = facts.n_rows(target_options.n_rows - 1)
+        head_options = replace(target_options, n_rows=n_rows, n_rollback=0)
         self.target = Context(self.models[0], target_options)
         link = HeadLink(self.target, facts)
         self.context = Context(self.models[-1], head_options, link=link)

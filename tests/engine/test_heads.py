@@ -15,7 +15,7 @@ import head_pairs
 import pytest
 import tiny
 import tiny_heads
-from head_pairs import MARKED, TABLE, Pair
+from head_pairs import MARKED, Pair
 from patience import ctrl_c_in_a_batch
 
 import ggufspec
@@ -140,16 +140,19 @@ def test_so_it_is_to_the_end_of_the_context(right: Pair) -> None:
         assert_right(right, written, LONG)
 
 
-@pytest.mark.parametrize("kind", ["sidecar", "eagle3_own", "eagle3_d2t", "gemma4"])
+@pytest.mark.parametrize(
+    "kind", ["sidecar", "eagle3_own", "eagle3_d2t", "gemma4", "dflash_own", "dflash2"]
+)
 def test_so_it_is_with_padding_that_only_the_head_has(kind: str, tmp_path: Path) -> None:
-    padded = replace(TABLE, vocab=TABLE.vocab.with_size(len(TABLE.vocab) + 20))
-    (tmp_path / "padded").mkdir()
     pair = head_pairs.WRITERS[kind](tmp_path)
+    vocab = pair.table.vocab
+    padded = replace(pair.table, vocab=vocab.with_size(len(vocab) + 20))
+    (tmp_path / "padded").mkdir()
     draft = head_pairs.WRITERS[kind](tmp_path / "padded", padded).draft
     with load(pair._replace(draft=draft)) as engine:
         written = engine.generate(LONG, n_draft=3, max_tokens=20, **GREEDY)
         drawn = engine.generate(LONG, n_draft=3, max_tokens=20, **{**GREEDY, "temperature": 1.0})
-    assert list(written.tokens) == TABLE.greedy(LONG, 20)
+    assert list(written.tokens) == pair.table.greedy(LONG, 20)
     assert written.stats.n_drafted > 0
     assert drawn.stats.n_drafted > 0
 
@@ -157,6 +160,7 @@ def test_so_it_is_with_padding_that_only_the_head_has(kind: str, tmp_path: Path)
 # Heads that are right for a share
 
 WRONG = ["glm4moe", "qwen35", "step35", "eagle3", "eagle3_d2t", "gemma4"]
+WRONG += ["dflash", "dflash_d2t", "dspark", "dflash2"]
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -164,7 +168,7 @@ def test_greedy_text_is_that_of_plain_decoding(kind: str, tmp_path: Path) -> Non
     pair = head_pairs.WRITERS[kind](tmp_path, right=0.6, noise=0.3)
     with load(pair) as engine:
         plain = list(engine.generate(LONG, max_tokens=40, **PLAIN).tokens)
-        assert plain == TABLE.greedy(LONG, 40)
+        assert plain == pair.table.greedy(LONG, 40)
         n_drafted = n_accepted = 0
         for n_draft in (1, 2, 3, 4, 7, 8, 15, 16):
             written = engine.generate(LONG, n_draft=n_draft, max_tokens=40, **GREEDY)
@@ -203,7 +207,7 @@ class Interrupted:
                 raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("kind", ["glm4moe", "eagle3"])
+@pytest.mark.parametrize("kind", ["glm4moe", "eagle3", "dflash", "dflash2"])
 def test_after_ctrl_c_at_any_moment_the_head_is_right(kind: str, tmp_path: Path) -> None:
     pair = head_pairs.WRITERS[kind](tmp_path)
     text: Any = {"n_draft": 2, "max_tokens": 5, **GREEDY}
@@ -247,7 +251,8 @@ def test_engines_close_while_they_write(right: Pair) -> None:
 
 
 def test_engines_load_again_in_the_same_process(tmp_path: Path) -> None:
-    pairs = [head_pairs.glm4moe(tmp_path), head_pairs.eagle3(tmp_path)]
+    writers = head_pairs.glm4moe, head_pairs.eagle3, head_pairs.dspark
+    pairs = [write(tmp_path) for write in writers]
     for _ in range(3):
         engines = [load(pair) for pair in pairs]
         for engine, pair in zip(engines, pairs, strict=True):
@@ -285,7 +290,9 @@ def test_a_llama_cpp_without_the_functions_is_refused(
 ) -> None:
     pair = head_pairs.glm4moe(tmp_path)
     monkeypatch.setattr(extension, "library", object)
-    with pytest.raises(ModelError, match=r"has no function llama_\w+nextn, which MTP") as caught:
+    with pytest.raises(
+        ModelError, match=r"has no function llama_\w+nextn, which draft heads"
+    ) as caught:
         load(pair)
     assert "install 0.3.36" in str(caught.value)
     with ggufspec.load(pair.target, n_ctx=64, n_threads=1) as engine:
@@ -313,6 +320,6 @@ def test_logits_of_a_head_for_a_given_text(right: Pair, engine: Engine) -> None:
         ]
         for i, row in enumerate(rows):
             text = [*LONG, *LONG[:i]]
-            assert row.argmax() == right.head.logits(text).argmax()
+            assert row.argmax() == right.logits(text).argmax()
     with pytest.raises(OptionError, match="writes no text without its target"):
         scoring.draft_alone(engine)

@@ -28,6 +28,7 @@ from ggufspec.llama.session import LlamaSession
 
 N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES = 192, 12, 7, 2, 3
 N_VOCAB = len(head_pairs.TABLE.vocab)
+N_CANDIDATES = 4  # of a token of DFlash2
 # As in tests/llama/test_session.py: rounding is below it, a token or state that is missing, doubled
 # or misplaced is above.
 TOLERANCE = 1e-2
@@ -41,9 +42,11 @@ def made(pair: head_pairs.Pair, **options: int) -> Contexts:
     return Contexts(pair, **{"n_ctx": N_CTX, "n_batch": N_BATCH, **rows, **options})
 
 
-@pytest.fixture(
-    scope="module", params=["glm4moe", "qwen35", "step35", "eagle3", "eagle3_d2t", "gemma4"]
-)
+KINDS = ["glm4moe", "qwen35", "step35", "eagle3", "eagle3_d2t", "gemma4"]
+KINDS += ["dflash", "dflash_d2t", "dspark", "dflash2"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> object:
     written = head_pairs.WRITERS[request.param](tmp_path_factory.mktemp(request.param))
     return head_pairs.perturbed(written)
@@ -53,6 +56,7 @@ class Oracle:
     """A head that reads a text anew, the last `n_drafted` tokens without the target."""
 
     def __init__(self, pair: head_pairs.Pair) -> None:
+        self.pair = pair
         self.contexts = made(pair, n_batch=N_CTX)
 
     def __call__(self, tokens: Tokens, n_drafted: int = 0) -> Logits:
@@ -78,8 +82,11 @@ def contexts(pair: head_pairs.Pair) -> Iterator[Contexts]:
 
 
 def assert_same(found: Logits, wanted: Logits) -> None:
-    drafts = np.isfinite(wanted)
-    assert np.array_equal(np.isfinite(found), drafts)
+    drafts, n_most = np.isfinite(wanted), 0
+    if drafts.sum() == N_CANDIDATES:
+        n_most = 2  # rounding decides which token is the last candidate
+    assert (np.isfinite(found) != drafts).sum() <= n_most
+    drafts &= np.isfinite(found)
     assert np.abs(found[drafts] - wanted[drafts]).max() < TOLERANCE
 
 
@@ -107,6 +114,8 @@ class Machine:
         self.random = random.Random(seed)
         self.contexts, self.oracle = contexts, oracle
         self.facts = contexts.head.facts
+        layers = self.facts.n_layers
+        self.n_at_once = oracle.pair.n_at_once or (layers if layers > 1 else None)
         self.slots = Slots(contexts.target, contexts.head)
         self.leases = [SlotLease(self.slots) for _ in range(N_SLOTS)]
         self.targets: list[LlamaSession | None] = [None] * N_SLOTS
@@ -147,7 +156,7 @@ class Machine:
         text, drafted = self.texts[i], list[int]()
         for n in range(self.random.randint(1, N_DRAFT)):
             self.log.append(("draft", i, len(text), n))
-            if self.facts.n_layers > 1 and n >= self.facts.n_layers:
+            if self.n_at_once and n >= self.n_at_once:
                 with pytest.raises(NoRoomError):
                     self.leases[i].score([*text, *drafted])
                 break
@@ -161,13 +170,22 @@ class Machine:
                 assert i in self.lacks
                 break
             if i not in self.lacks:
-                assert_same(found, self.oracle([*text, *drafted], n))
+                wanted = self.oracle([*text, *drafted], n)
+                assert_same(found, wanted)
+                found[~np.isfinite(wanted)] = -np.inf
                 self.n_compared += 1
-            drafted += [int(found.argmax()) if self.random.random() < 0.5 else self.tokens(1, 1)[0]]
-            if self.facts.n_layers == 1 and self.random.random() < 0.2 and n < N_DRAFT - 2:
+            drafted += [self.drafted(found[0])]
+            if not self.n_at_once and self.random.random() < 0.2 and n < N_DRAFT - 2:
                 drafted += self.tokens(1, 1)  # forced: several tokens at once
                 break
         return drafted[:N_DRAFT]
+
+    def drafted(self, row: Logits) -> int:
+        if self.random.random() < 0.5:
+            return int(row.argmax())
+        [token] = self.tokens(1, 1)
+        is_asked = self.facts.block is None or not self.facts.block.n_candidates
+        return token if is_asked else int(self.random.choice(np.flatnonzero(np.isfinite(row))))
 
     def with_branches(self, chain: Tokens) -> tuple[Tokens, Tokens]:
         """A tree around a drafted chain, where the target reads trees."""
@@ -294,11 +312,11 @@ def test_a_long_prompt_that_begins_with_drafted_tokens_is_read_once(
     contexts: Contexts, oracle: Oracle
 ) -> None:
     target, head = contexts.sessions[0], contexts.head.sessions[0]
-    text, drafted = [*range(20, 40)], [60, 61]
+    text, drafted = [*range(20, 40)], list[int]()
     target.feed(text[:-1])
-    for i in range(3):
-        head.score([*text, *drafted[:i]])
-    text = [*text, *drafted, *range(70, 160), 50]
+    for _ in range(3):
+        drafted.append(int(head.score([*text, *drafted]).argmax()))
+    text = [*text, *drafted[:2], *range(70, 160), 50]
     progress: list[int] = []
     target.feed(text[:-1], lambda n_done, n_all: progress.append(n_done))
     assert progress == sorted(progress)
@@ -319,10 +337,12 @@ def test_an_accepted_path_of_a_tree_is_read_once(contexts: Contexts, oracle: Ora
         assert_same(head.score([*after, 51]), oracle([*after, 51]))
 
 
-def test_a_prompt_of_one_token_has_a_draft_of_mtp(contexts: Contexts, oracle: Oracle) -> None:
+def test_a_prompt_of_one_token_has_drafts_but_of_two_kinds(
+    contexts: Contexts, oracle: Oracle
+) -> None:
     head = contexts.head.sessions[0]
     if not needs_two_tokens(contexts):
-        assert np.isfinite(head.score([40])).all()
+        assert np.isfinite(head.score([40]).max())
         assert_same(head.score([40]), oracle([40]))
     else:
         with pytest.raises(NoRoomError, match="two tokens"):
