@@ -36,6 +36,7 @@ FLASH_ATTENTION: Final = "auto"
 KV_TYPE: Final = "f16"
 # Tokens of written texts that an engine keeps to draft from. [judgement: 2 MB; days of one user]
 N_REMEMBERED: Final = 2**18
+CTX_CHECKPOINTS: Final = 8  # recurrent states kept of a slot: 150 MB each for a model of 27 B
 CACHE_RAM: Final = 8192  # MiB at most for texts that have left their slots, as in llama-server
 KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 

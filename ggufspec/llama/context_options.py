@@ -35,7 +35,8 @@ class ContextOptions:
     tokens at the end of the last decode can be dropped; each takes as much memory as the state.
     n_leaves: the most leaves of a tree; see Context.n_leaves for what a model can read. is_exact:
     every pass with logits is padded to n_rows tokens, in a sequence of its own. offloads: a GPU
-    reads prompts with the layers of the host, too.
+    reads prompts with the layers of the host, too. n_checkpoints: ends of messages whose recurrent
+    state is kept: see Checkpoints.
     """
 
     n_ctx: int
@@ -51,6 +52,7 @@ class ContextOptions:
     is_exact: bool = False
     offloads: bool = True
     n_kept: int = 0
+    n_checkpoints: int = defaults.CTX_CHECKPOINTS
 
     @property
     def n_cells(self) -> int:

@@ -10,7 +10,8 @@ import numpy as np
 
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.llama import saved_text
-from ggufspec.llama.context import Checkpoint, Context
+from ggufspec.llama.checkpoints import Checkpoints
+from ggufspec.llama.context import Context
 from ggufspec.llama.saved_text import SavedText
 from ggufspec.llama.short_cache import ShortCache
 
@@ -21,9 +22,6 @@ _MAX_REPEATED = 16
 # Where a whole draft can be dropped, checkpoints are for texts that depart earlier, and for decodes
 # that fail. Saving one every 128 tokens costs less than 1 % of decoding them.
 _SPACING = 128
-# Checkpoints are about 1, 2, 4 ... tokens from the end; nine of them reach back over a draft of
-# defaults.N_DRAFT_LIMIT tokens.
-_N_DISTANCES = 9
 # Of prompts of exact contexts: the same pieces for each text that begins with them.
 _EXACT_PIECE = 64
 # A piece of a prompt that takes longer is halved: Ctrl-C is heard between two, on a GPU.
@@ -72,7 +70,7 @@ class LlamaSession:
         self._drafts = drafts
         self._n_droppable = context.n_droppable
         self._changes_width = self._n_vocab != context.n_vocab
-        self._checkpoints: list[tuple[int, Checkpoint]] = []  # by rising number of cells
+        self._checkpoints = Checkpoints(context, sequence)
         # Of an exact context: tokens of a piece of a prompt (else 0), and cells of the last prompt.
         self._n_exact = min(_EXACT_PIECE, context.n_batch) if context.options.is_exact else 0
         self._n_prompt = 0
@@ -163,6 +161,8 @@ class LlamaSession:
         n = self._n_exact or min(n_most or len(unread), self._context.n_batch)
         if self._n_exact:
             self._n_prompt = len(tokens) - len(unread[n:])
+        elif self._n_droppable is not None and not self._drafts:
+            n = min(n, self._checkpoints.n_to_next_end(tokens) or n)
         return Piece(self._context, self.sequence, unread[:n], len(unread))
 
     def unread(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -188,7 +188,7 @@ class LlamaSession:
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
-        self._checkpoints.clear()
+        self._checkpoints.take(())
         self._n_prompt = 0
         self._context.truncate(0, self.sequence)
 
@@ -212,14 +212,15 @@ class LlamaSession:
         if self._short is not None:
             return None
         saved = saved_text.save(self._context, self.sequence)
-        return saved._replace(checkpoints=tuple(self._checkpoints), n_prompt=self._n_prompt)
+        return saved._replace(checkpoints=tuple(self._checkpoints.saved), n_prompt=self._n_prompt)
 
     def restore(self, saved: SavedText | None) -> None:
         """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
         self.forget()
         if saved is not None:
             saved_text.restore(self._context, saved, self.sequence)
-            self._checkpoints, self._n_prompt = list(saved.checkpoints), saved.n_prompt
+            self._checkpoints.take(saved.checkpoints)
+            self._n_prompt = saved.n_prompt
 
     def prepare(
         self,
@@ -236,7 +237,7 @@ class LlamaSession:
             if draft and len(tokens) - known > _MAX_REPEATED:
                 self._feed(tokens[:-1])
                 known = len(tokens) - 1
-            self._save_checkpoint()
+            self._checkpoints.save()
         missing = [*tokens[known:], *draft]
         if (n_before := len(missing) - context.n_batch) > 0:
             self._feed(array("i", [*tokens, *draft])[: known + n_before])
@@ -260,53 +261,24 @@ class LlamaSession:
         if self._n_exact and known < self._n_prompt:
             self._n_prompt = known - known % self._n_exact
         if self._n_droppable is not None:
-            # Checkpoints beyond the remaining cells belong to another text.
-            n_cells = self._context.n_cells(self.sequence)
-            while self._checkpoints and self._checkpoints[-1][0] > n_cells:
-                self._checkpoints.pop()
-        return self._go_back() if known < 0 else known
+            self._checkpoints.drop_after(self._context.n_cells(self.sequence))
+        return self._checkpoints.go_back() if known < 0 else known
 
     def _n_needless(self, tokens: array[int]) -> int:
         """How many tokens at the start a head does not need to be decoded again."""
         follower = self._context.follower
         return len(tokens) if follower is None else follower.follow(tokens, self.sequence)
 
-    def _go_back(self) -> int:
-        """Restore the last checkpoint that is still valid, or empty the cache."""
-        while self._checkpoints:
-            n_cells, saved = self._checkpoints[-1]
-            self._context.restore(saved, n_cells, self.sequence)
-            if self._context.truncate(n_cells, self.sequence):
-                return n_cells
-            self._checkpoints.pop()
-        self._context.truncate(0, self.sequence)
-        return 0
-
     def _needs_checkpoint(self, n_draft: int) -> bool:
         """Whether the next decode may have to be undone by a checkpoint of the present state."""
         if self._n_droppable is None:
             return False
-        n_saved = self._checkpoints[-1][0] if self._checkpoints else 0
-        n_since = self._context.n_cells(self.sequence) - n_saved
+        n_since = self._context.n_cells(self.sequence) - self._checkpoints.last
         # A draft model decodes its tokens one by one, and states are kept within a decode only.
         return self._drafts or n_draft > self._n_droppable or n_since > _SPACING
-
-    def _save_checkpoint(self) -> None:
-        n = self._context.n_cells(self.sequence)
-        if n and not (self._checkpoints and self._checkpoints[-1][0] == n):
-            self._checkpoints.append((n, self._context.checkpoint(self.sequence)))
-            self._checkpoints = thin(self._checkpoints, n)
 
     def _with_width(self, rows: Logits) -> Logits:
         n = rows.shape[1]
         found = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
         found[:, :n] = rows[:, : self._n_vocab]
         return found
-
-
-def thin(checkpoints: list[tuple[int, Checkpoint]], n: int) -> list[tuple[int, Checkpoint]]:
-    """Keep the oldest checkpoint in each doubling of the distance to `n`."""
-    oldest: dict[int, tuple[int, Checkpoint]] = {}
-    for kept in checkpoints:
-        oldest.setdefault((n - kept[0]).bit_length(), kept)
-    return [kept for distance, kept in oldest.items() if distance < _N_DISTANCES]
