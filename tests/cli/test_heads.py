@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny
+import tiny_blocks
 import tiny_heads
 
 from .conftest import Command
@@ -20,7 +22,7 @@ def glm(tmp_path: Path) -> Path:
     return tiny_heads.write_glm4moe(tmp_path / "glm" / "target.gguf", TABLE, HEAD)
 
 
-@pytest.fixture(params=["mtp", "sidecar", "eagle3"])
+@pytest.fixture(params=["mtp", "sidecar", "eagle3", "dflash", "dspark", "dflash2"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path, glm: Path) -> tuple[Path, str]:
     """A target, and a head that is right about each token."""
     if request.param == "mtp":
@@ -28,8 +30,13 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path, glm: Path) -> tuple[Pat
     if request.param == "sidecar":
         head = tiny_heads.write_glm4moe(tmp_path / "mtp-glm.gguf", TABLE, HEAD, part="head")
         return tiny_heads.write_glm4moe(tmp_path / "t.gguf", TABLE, HEAD, part="trunk"), str(head)
-    target = tiny_heads.write_llama_table(tmp_path / "llama.gguf", TABLE)
-    return target, str(tiny_heads.write_eagle3(tmp_path / "eagle3.gguf", HEAD))
+    if request.param == "eagle3":
+        target = tiny_heads.write_llama_table(tmp_path / "llama.gguf", TABLE)
+        return target, str(tiny_heads.write_eagle3(tmp_path / "eagle3.gguf", HEAD))
+    table = tiny_heads.Table(vocab=tiny_blocks.with_mask(tiny.SPM))
+    blocks = tiny_blocks.BlockHead(table=table, kind=request.param)
+    target = tiny_heads.write_llama_table(tmp_path / "llama.gguf", table)
+    return target, str(tiny_blocks.write_dflash(tmp_path / "dflash.gguf", blocks))
 
 
 def test_texts_are_drafted_by_heads(command: Command, pair: tuple[Path, str]) -> None:
@@ -86,7 +93,14 @@ def test_show_names_heads(command: Command, pair: tuple[Path, str]) -> None:
     said = command("models", "show", path).out
     assert any(
         each in said
-        for each in ("has an MTP head (1 layer", "is an MTP head without", "is an EAGLE-3 head for")
+        for each in (
+            "has an MTP head (1 layer",
+            "is an MTP head without",
+            "is an EAGLE-3 head for",
+            "is a DFlash head for",
+            "is a DSpark head for",
+            "is a DFlash2 head for",
+        )
     )
     assert ("gains more by speculation" in said) == (pair[1] == "mtp")  # advice for targets
 
