@@ -16,7 +16,7 @@ _SECTIONS: Final = {
         *("preset", "target", "draft", "prompt", "prompt_file", "output", "vram", "port"),
         *("vocab", "layers", "type_", "texts"),
     ),
-    "Models": ("draft_of_draft", "offline", "size", "cache_dir", "alias"),
+    "Models": ("draft_of_draft", "lora", "lora_draft", "offline", "size", "cache_dir", "alias"),
     "Prompt": ("n_prompts", "limit", "chat", "system", "chat_template"),
     "Drafting": (
         *(
@@ -46,7 +46,7 @@ _SECTIONS: Final = {
         *("override_tensor_draft", "n_cpu_moe_draft", "n_cpu_ffn_draft", "tensor_split"),
         *("main_gpu", "rpc", "ram"),
         *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_ctx_draft"),
-        *("n_batch", "flash_attention", "type_k", "type_v", "mmap"),
+        *("n_batch", "flash_attention", "type_k", "type_v", "mmap", "cache_ram", "ctx_checkpoints"),
     ),
     "Server": ("host", "api_key", "api_key_file", "cors_origins", "n_slots"),
     "Processes": ("n_workers", "address", "n_gpus"),

@@ -55,6 +55,14 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
         type=COUNT,
         metavar="MIB",
     ),
+    option(
+        "-ctxcp --ctx-checkpoints ctx_checkpoints",
+        "Ends of messages whose state is kept, of models with recurrent layers, so that a turn "
+        "without the earlier reasoning reads only what is new.",
+        type=COUNT,
+        default=defaults.CTX_CHECKPOINTS,
+        metavar="N",
+    ),
 )
 @text_settings.chat_template_option
 @option(

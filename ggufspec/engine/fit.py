@@ -45,6 +45,7 @@ _LIMITS = {
     "n_threads": 512,  # as in llama.cpp
     "n_threads_draft": 512,
     "cache_ram": 2**30,
+    "ctx_checkpoints": 1024,
 }
 
 
@@ -81,6 +82,7 @@ class LoadOptions:
     tuned: bool = True
     chat_template: str | None = None
     cache_ram: int | None = None  # MiB
+    ctx_checkpoints: int = defaults.CTX_CHECKPOINTS
     n_rollback: int = 0  # of the target's context
     offloads: bool = True  # see ContextOptions
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
@@ -88,8 +90,8 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
             value = getattr(self, name)
-            is_given = value is not None or name in ("n_draft_max", "n_slots")
-            least = 0 if name in ("n_ctx", "cache_ram") else 1
+            is_given = value is not None or name in ("n_draft_max", "n_slots", "ctx_checkpoints")
+            least = 0 if name in ("n_ctx", "cache_ram", "ctx_checkpoints") else 1
             if is_given and not least <= validate.whole(name, value) <= most:
                 raise OptionError(f"{name} is {value}; it must be from {least} to {most:,}")
 
@@ -290,6 +292,7 @@ class Fit:
             n_cpu_ffn_draft=options.n_cpu_ffn_draft,
             n_slots=options.n_slots,
             n_draft_max=options.n_draft_max,
+            n_checkpoints=options.ctx_checkpoints,
             draft_of_draft=self._draft_of_draft,
         )
 

@@ -21,13 +21,13 @@ from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.engine.pair import DraftOfDraft, Pair
+from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError, PromptError
 from ggufspec.llama.adapted_context import check_room
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.devices import free_memory
 from ggufspec.llama.exact import check_exact
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
@@ -46,7 +46,6 @@ LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
 # the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
 _TINY_BYTES = 32 * 2**20
-_MIB = 2**20
 _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
 
@@ -85,6 +84,7 @@ def load(
     draft_texts: Sequence[str | Path] = (),
     n_remembered: int = defaults.N_REMEMBERED,
     cache_ram: int | None = None,
+    ctx_checkpoints: int = defaults.CTX_CHECKPOINTS,
     progress: LoadProgress | None = None,
 ) -> Engine:
     """Load a target GGUF model and, if given, a draft for it.
@@ -132,6 +132,8 @@ def load(
     several users share an engine, the time of a text can tell what others have written.
     cache_ram: MiB of memory for the caches of texts whose slot another text has got, so that their
     next turn is not read anew; None: a quarter of what is free once all is loaded, at most 8,192.
+    ctx_checkpoints: ends of messages whose state is kept for each slot of a model with recurrent
+    layers, so that a turn that departs there (without earlier reasoning) reads only what is new.
 
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
@@ -180,6 +182,7 @@ def load(
         if chat_template is None
         else validate.text("chat_template", chat_template),
         cache_ram=cache_ram,
+        ctx_checkpoints=ctx_checkpoints,
     )
     if chat_template is not None:
         check_template(chat_template)
@@ -273,7 +276,7 @@ def _load(
             stored_profile=_profile(contexts, options.n_slots, options, places, attention),
             stored_profile_of_draft=of_draft,
             texts=texts,
-            n_cache_bytes=_n_cache_bytes(options.cache_ram),
+            n_cache_bytes=n_cache_bytes(options.cache_ram),
             resources=resources,
         )
         engine = Engine(
@@ -351,6 +354,7 @@ def _settings(
         n_rows=options.n_draft_max + 1,
         n_threads=options.n_threads or found.n_threads,
         n_rollback=options.n_rollback,
+        n_checkpoints=options.ctx_checkpoints,
         n_leaves=1 if options.exact else n_leaves(options.n_slots, options.n_draft_max),
         is_exact=options.exact,
     )
@@ -385,13 +389,6 @@ def _profile(
         predicted.assumed,
         contexts[1].n_per_step if contexts[1:] else 1,
     )
-
-
-def _n_cache_bytes(cache_ram: int | None) -> int:
-    """Bytes for texts that have left their slots."""
-    if cache_ram is not None:
-        return cache_ram * _MIB
-    return min(defaults.CACHE_RAM * _MIB, (free_memory() or 0) // 4)
 
 
 def _is_tiny(model: Model | None) -> bool:

@@ -6,9 +6,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ggufspec.common import defaults
 from ggufspec.decoding.types import n_same, token_array
+from ggufspec.llama.devices import free_memory
 from ggufspec.llama.saved_text import SavedText
 
+_MIB = 2**20
 _RATE = 0.3  # of learning what copies and reading cost
 _N_TIMED = 32  # tokens of a prompt that says what reading costs
 
@@ -84,6 +87,13 @@ class PromptCache:
     def forget(self) -> None:
         """Drop all texts."""
         self._texts.clear()
+
+
+def n_cache_bytes(cache_ram: int | None) -> int:
+    """Bytes for a cache of so many MiB; None: a share of the memory that is free now."""
+    if cache_ram is not None:
+        return cache_ram * _MIB
+    return min(defaults.CACHE_RAM * _MIB, (free_memory() or 0) // 4)
 
 
 def _learned(known: float, new: float) -> float:

@@ -59,6 +59,7 @@ class CacheParams:
 
     n_draft_max: the longest draft that the context of a target verifies; 0 for that of a draft.
     n_rows: the most rows of logits of a slot in a pass; 0: one more than n_draft_max.
+    n_checkpoints: recurrent states of each slot that are kept on the host.
     """
 
     n_ctx: int  # of each slot
@@ -69,6 +70,7 @@ class CacheParams:
     n_slots: int = 1  # texts at the same time
     n_draft_max: int = 0
     n_rows: int = 0
+    n_checkpoints: int = 0
 
     @property
     def n_outputs(self) -> int:
@@ -126,6 +128,8 @@ class ModelMemory:
         n_rows = max(caches.n_outputs, _n_sequences(shape, caches))
         self._rows = 4 * shape.n_row_values * min(caches.n_batch, caches.n_ctx)
         self._rows += 4 * shape.n_vocab * n_rows
+        n_states = caches.n_slots * caches.n_checkpoints
+        self._rows += n_states * sum(layer.n_state_bytes for layer in shape.layers)
 
     def counts(self, asked: int | None) -> list[int]:
         """The number of GPU layers that the user asked for, negative for all; none for None."""

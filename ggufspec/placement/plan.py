@@ -39,6 +39,7 @@ class PlacementOptions(CacheParams):
     n_ctx_draft: int = 0  # cells of the draft for each slot; 0, or more: as many as the target
     n_batch: int = defaults.N_BATCH
     n_draft_max: int = defaults.N_DRAFT_MAX
+    n_checkpoints: int = defaults.CTX_CHECKPOINTS
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
     n_cpu_ffn: int | None = None  # the first layers whose experts, or network, stay on the CPU
@@ -241,10 +242,11 @@ def _plans(
 ) -> Iterator[OffloadPlan]:
     """Plans with these caches; those that offload nothing leave all layers on the host."""
     of_target = _Target(target, machine, caches)
-    is_head = draft is not None and draft.n_row_values > 0
-    n_rows = 1 if is_head else max(caches.n_draft_max, 2)  # for its own draft
+    n_rows = max(caches.n_draft_max, 2)  # for its own draft
+    if draft is not None and draft.n_row_values:  # a head
+        n_rows = draft.n_step_tokens
     n_ctx = min(options.n_ctx_draft or caches.n_ctx, caches.n_ctx)
-    of_draft = replace(caches, n_ctx=n_ctx, n_draft_max=0, n_rows=n_rows)
+    of_draft = replace(caches, n_ctx=n_ctx, n_draft_max=0, n_rows=n_rows, n_checkpoints=0)
     n_kept = options.n_cpu_ffn_draft
     draft_memory = ModelMemory(draft, of_draft, n_kept) if draft else None
     below = options.draft_of_draft
