@@ -241,7 +241,9 @@ def _absolute(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _models(task: Mapping[str, Any]) -> list[str]:
-    return [path for settings in (task, task["load"]) for path in _given(settings).values()]
+    paths = [path for settings in (task, task["load"]) for path in _given(settings).values()]
+    adapters = (task["load"].get(name) or () for name in ("lora", "lora_draft"))
+    return [*paths, *(path for each in adapters for path, _ in each)]
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -153,9 +153,12 @@ def _runner(
     _check_room(n_bytes, n_logits)
     if name in _SERVERS:
         return llama_server.running(program)
+    if len(program.adapters) > 1:
+        raise OptionError("it applies one LoRA adapter (--lora), and several are given")
     return closing(
         PythonLlama(
             program.target,
+            adapter=next(iter(program.adapters), None),
             n_ctx=program.n_ctx,
             n_threads=program.n_threads,
             n_gpu_layers=program.n_gpu_layers or 0,

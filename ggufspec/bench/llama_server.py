@@ -20,6 +20,7 @@ from ggufspec.common.files import temporary_folder
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
+from ggufspec.models.adapters import Adapters
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.heads import DraftFile
 from ggufspec.placement.overrides import Overrides
@@ -50,6 +51,7 @@ class LlamaCppProgram:
     n_gpu_layers_draft: int | None = None
     overrides: Overrides = ()
     overrides_draft: Overrides = ()
+    adapters: Adapters = ()  # of the target; its programs have none for drafts
     spec_type: str = "draft-simple"
 
 
@@ -120,6 +122,8 @@ def loading_options(program: LlamaCppProgram) -> list[str]:
         made += ["-ngl", _layers(program.n_gpu_layers)]
     if program.overrides:
         made += ["-ot", ",".join(map(str, program.overrides))]
+    for adapter in program.adapters:
+        made += ["--lora-scaled", f"{adapter.path}:{adapter.scale}"]
     if program.draft is not None:
         made += [] if program.draft == MTP else ["-md", str(program.draft)]
         made += ["--spec-type", program.spec_type]

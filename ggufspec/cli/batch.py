@@ -177,6 +177,8 @@ def _results(
 ) -> BatchResults:
     """Where the records go. Raises GgufspecError before anything is loaded."""
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
+    for name in ("lora", "lora_draft"):
+        load[name] = [[model_identity(path), scale] for path, scale in plan.load[name]]
     settings = {
         "target": model_identity(plan.target),
         "draft": plan.draft if plan.draft in (None, MTP) else model_identity(plan.draft),

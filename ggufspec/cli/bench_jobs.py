@@ -134,12 +134,15 @@ def opened_baselines(
     if folder is None:
         warn("llama.cpp's programs are left out: llama-server is not on PATH; give --llama-bin")
     target, draft = engine.pair.target, engine.pair.draft or engine.pair.target
+    if draft is not target and draft.model.adapters:
+        warn("llama.cpp's programs draft without the adapters of --lora-draft: they have no option")
     program = LlamaCppProgram(
         *(Path(), job.target, job.draft, engine.n_ctx, target.n_threads, draft.n_threads),
         n_gpu_layers=target.model.n_gpu_layers,
         n_gpu_layers_draft=draft.model.n_gpu_layers,
         overrides=target.model.overrides,
         overrides_draft=draft.model.overrides if draft is not target else (),
+        adapters=target.model.adapters,
     )
     return open_baselines(folder, program, warn, wanted)
 

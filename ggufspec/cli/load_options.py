@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from ggufspec.cli.options import AT_LEAST_1, COUNT, Option, OrAuto, gathered, option
@@ -109,7 +111,23 @@ def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
     )
 
 
+def _lora_option(end: str, short: str, whose: str) -> Option:
+    return option(
+        f"{short}--lora{end} lora{end.replace('-', '_')}",
+        f"LoRA adapters (GGUF) of the {whose}, each with the factor of its weights; may be given "
+        "several times.  [default of SCALE: 1]",
+        metavar="FILE[:SCALE],...",
+        multiple=True,
+        callback=lambda context, option, given: _adapters(given),
+    )
+
+
+lora_option = _lora_option("", "--lora-scaled ", "target")  # llama.cpp has a name for each form
+lora_draft_option = _lora_option("-draft", "", "draft")
+
 LOAD = (
+    lora_option,
+    lora_draft_option,
     context_draft_option,
     option(
         "-b --batch-size n_batch",
@@ -154,6 +172,19 @@ LOAD = (
     option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
 )
 load_options = gathered("load_settings", context_option, *LOAD)
+
+
+def _adapters(given: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
+    """(a.gguf, b.gguf:0.5) -> pairs of a path and a scale; a name may have a colon elsewhere."""
+    found = []
+    for text in filter(None, ",".join(given).split(",")):
+        file, _, scale = text.rpartition(":")
+        try:
+            path, factor = (file, float(scale)) if file else (text, 1.0)
+        except ValueError:
+            path, factor = text, 1.0
+        found.append((os.path.abspath(path), factor))
+    return tuple(found)
 
 
 def _shares(value: str) -> tuple[float, ...]:

@@ -20,10 +20,11 @@ from ggufspec.cli.text_settings import refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
+from ggufspec.models.adapters import adapters_of
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import is_head
-from ggufspec.models.named_shape import shape_of_name, shapes_of_pair
+from ggufspec.models.named_shape import adapted_shape, shape_of_name, shapes_of_pair
 from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape
 from ggufspec.models.tensors import DENSE, EXPERTS
@@ -102,6 +103,8 @@ def _bandwidth(value: str) -> int:
 @loading.context_draft_option
 @loading.type_k_option
 @loading.type_v_option
+@loading.lora_option
+@loading.lora_draft_option
 @shared.json_option
 def command(
     target: str,
@@ -114,6 +117,8 @@ def command(
     n_ctx_draft: int | None,
     type_k: str,
     type_v: str,
+    lora: tuple[tuple[str, float], ...],
+    lora_draft: tuple[tuple[str, float], ...],
     as_json: bool,
 ) -> None:
     """Predict the speed of a pair for several placements of its layers. Loads no model.
@@ -135,6 +140,12 @@ def command(
     if draft is None:
         refuse_without_draft()
     shape, shape_draft = shapes_of_pair(target, draft)
+    if lora:
+        shape = adapted_shape(target, adapters_of("--lora", lora))
+    if lora_draft and draft is not None:
+        if draft == MTP or _is_head(draft):
+            raise click.UsageError("--lora-draft needs a draft model, and the draft is a head")
+        shape_draft = adapted_shape(draft, adapters_of("--lora-draft", lora_draft))
     shape_below = None
     if draft_of_draft is not None:
         if draft is None or draft == MTP or _is_head(draft):

@@ -17,6 +17,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import DecodeError, OutOfMemoryError
 from ggufspec.llama import amx
 from ggufspec.llama.vocab import Vocab
+from ggufspec.models.adapters import Adapter
 
 SAMPLING_OPTIONS = (  # those that llama-cpp-python's loop has
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
@@ -71,7 +72,14 @@ class PythonLlama:
     sampling_options = SAMPLING_OPTIONS
 
     def __init__(
-        self, path: Path, *, n_ctx: int, n_threads: int, n_gpu_layers: int, n_drafted: int
+        self,
+        path: Path,
+        *,
+        n_ctx: int,
+        n_threads: int,
+        n_gpu_layers: int,
+        n_drafted: int,
+        adapter: Adapter | None = None,
     ) -> None:
         """`n_drafted`: the most tokens that its prompt lookup drafts; 0: no prompt lookup.
 
@@ -88,6 +96,8 @@ class PythonLlama:
                 n_gpu_layers=n_gpu_layers,
                 draft_model=self._draft if n_drafted else None,
                 logits_all=bool(n_drafted),  # without it, drafting fails after the first batch
+                lora_path=str(adapter.path) if adapter else None,
+                lora_scale=adapter.scale if adapter else 1.0,
                 verbose=False,
             )
         except (ValueError, MemoryError) as error:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
+from ggufspec.models.adapters import Adapters, with_adapters
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, check_model
@@ -77,6 +78,18 @@ def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
         is_exact=False,
     )
     return replace(made, n_params=round(of.n_params * made.n_bytes / of.n_bytes))
+
+
+def adapted_shape(name: str, adapters: Adapters) -> ModelShape:
+    """The shape of a named model with LoRA adapters. Raises ModelError."""
+    if not adapters:
+        return shape_of_name(name)
+    if not (paths := locate(name)):
+        raise ModelError(
+            f"{name} is not on this machine, and its LoRA adapters are compared with its file: "
+            f"download it first, with `ggufspec models pull {name}`"
+        )
+    return shape_of(with_adapters(read_header(paths[0]), adapters))
 
 
 def shapes_of_pair(target: str, draft: str | None) -> tuple[ModelShape, ModelShape | None]:

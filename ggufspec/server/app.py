@@ -25,7 +25,7 @@ from ggufspec import __version__
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import GgufspecError
 from ggufspec.llama.vocab import Vocab
-from ggufspec.server import descriptions, fields, schema
+from ggufspec.server import adapters, descriptions, fields, schema
 from ggufspec.server.errors import ApiError, api_error_of
 from ggufspec.server.events import ParsedRequest
 from ggufspec.server.metrics import Metrics
@@ -223,6 +223,17 @@ def _add_information(router: APIRouter, service: Service) -> None:
     async def properties() -> Response:
         """Describe model, slots and default options, as llama.cpp's server does."""
         return JSONResponse(descriptions.properties(service.engine, service.options))
+
+    @router.get("/lora-adapters")
+    async def lora_adapters() -> Response:
+        """List the LoRA adapters and their scales, as llama.cpp's server does."""
+        return JSONResponse(adapters.described(service.engine))
+
+    @router.post("/lora-adapters")
+    async def set_lora_adapters(body: list[schema.AdapterScale]) -> Response:
+        """Accept the scales that the server was started with; others are refused."""
+        adapters.check_scales(body, service.engine)
+        return JSONResponse({"success": True})
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:

@@ -9,6 +9,7 @@ from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
+from ggufspec.server.adapters import check_scales
 from ggufspec.server.chat import AnswerPlan, plan_answer, tools_of
 from ggufspec.server.events import ParsedRequest
 from ggufspec.server.formats.values import sent_arguments
@@ -59,6 +60,8 @@ def parse_request(
             prompts = [_without_bos(prompt, engine) for prompt in prompts]
     else:
         prompts = [body.prompt]
+    if body.lora:
+        check_scales(body.lora, engine)
     options = _options_of(body, engine, server, {**constraint, **plan.options})
     # An error of the constraint is the request's, not that of the thread which runs all texts.
     engine.check(options)

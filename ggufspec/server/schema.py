@@ -17,6 +17,7 @@ N_CHOICES = 16
 N_SAMPLERS = 16
 N_TOP_LOGPROBS = 20
 N_PROMPTS = 64
+N_ADAPTERS = 1000
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -88,6 +89,13 @@ else:  # of sampling; but for top_p and top_k, which GenerationBody has with fur
     )
 
 
+class AdapterScale(_Body):
+    """The scale of a LoRA adapter that the server has loaded, as in llama.cpp's server."""
+
+    id: int
+    scale: float
+
+
 class GenerationBody(_Numbers):
     """The fields that all requests for text have."""
 
@@ -136,6 +144,9 @@ class GenerationBody(_Numbers):
     drafter: str | None = Field(None, max_length=100, description="As --drafter.")
     tree: str | None = Field(None, max_length=100, description="As --tree.")
     verify: str | None = Field(None, max_length=100, description="As --verify.")
+    lora: list[AdapterScale] | None = Field(
+        None, max_length=N_ADAPTERS, description="LoRA adapters, with the scales that are loaded."
+    )
     report_drafted: bool = Field(
         False, description="Add `ggufspec`: which tokens were accepted drafts, and statistics."
     )

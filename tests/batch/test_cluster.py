@@ -154,6 +154,12 @@ def test_a_draft_of_the_draft_is_looked_for_on_the_node(
     assert record["error"] is None
 
 
+def test_adapters_are_looked_for_on_the_node(batch: BatchSetup, start: StartWorker) -> None:
+    load = {"lora": [["/nowhere.gguf", 0.5]]}
+    with pytest.raises(ModelError, match=r"cannot read /nowhere\.gguf; every node"):
+        batch.run(texts(1), start=start, load=load)
+
+
 def test_another_model_on_the_node(
     batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

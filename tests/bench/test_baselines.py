@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import lora
 import pytest
 import tiny
 from llama_build import Build
@@ -24,6 +25,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
+from ggufspec.models.adapters import Adapter
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 GREEDY = Sampling(temperature=0)
@@ -99,6 +101,18 @@ def test_without_a_draft_there_are_those_without(build: Build) -> None:
     with _opened(build.folder, warnings, draft=None, wanted=BASELINES[:2]) as found:
         assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
     assert all("needs a draft model" in line for line in warnings)
+
+
+def test_llama_cpp_python_has_one_adapter(build: Build, tmp_path: Path) -> None:
+    file = lora.write_lora(tmp_path / "lora.gguf", {"blk.0.attn_q.weight": (256, 256)})
+    wanted = [baselines.LLAMA_SERVER_PLAIN, baselines.PYTHON_PLAIN]
+    build.server()
+    for n, names in ((1, wanted), (2, wanted[:1])):
+        warnings: list[str] = []
+        adapters = (Adapter(file, 0.5),) * n
+        with _opened(build.folder, warnings, wanted, adapters=adapters) as found:
+            assert [each.name for each in found] == names
+    assert "applies one LoRA adapter (--lora), and several are given" in warnings[0]
 
 
 def test_a_draft_of_another_vocabulary_is_none_for_llama_cpp(build: Build, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ggufspec.bench import llama_server
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest
+from ggufspec.models.adapters import Adapter
 from ggufspec.models.tensors import DENSE, EXPERTS
 from ggufspec.placement.overrides import on_cpu
 
@@ -41,6 +42,12 @@ def test_the_command_line_of_a_server() -> None:
     line = llama_server.command(kept, 8123)
     assert _after(line, "-ot") == [rf"blk\.(0){EXPERTS}=CPU"]
     assert _after(line, "-otd") == [rf"{DENSE}=CPU"]
+    adapters = (Adapter(Path("a.gguf")), Adapter(Path("b.gguf"), -0.5))
+    line = llama_server.command(replace(PROGRAM, adapters=adapters), 8123)
+    assert line[line.index("--lora-scaled") :][:4] == [
+        *("--lora-scaled", "a.gguf:1.0"),
+        *("--lora-scaled", "b.gguf:-0.5"),
+    ]
     plain = llama_server.command(replace(PROGRAM, draft=None), 8123)
     assert not {"-md", "--spec-type", "-td", "-ngld"} & set(plain)
 

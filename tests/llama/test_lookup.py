@@ -7,9 +7,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import lora
 import pytest
 import tiny
+from greedy import assert_same
 
+import ggufspec
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.lookup import (
@@ -19,6 +22,7 @@ from ggufspec.llama.lookup import (
     n_logits_bytes,
     rounded_context,
 )
+from ggufspec.models.adapters import Adapter
 
 GREEDY = Sampling(temperature=0)
 
@@ -92,3 +96,16 @@ def test_llama_cpp_python_that_cannot_load_says_so(tmp_path: Path) -> None:
     path = tiny.truncate(tiny.write_llama(tmp_path / "model.gguf"), 0.5)
     with pytest.raises(OutOfMemoryError, match="cannot load"):
         _python(path, 0)
+
+
+def test_it_applies_an_adapter(target: Path, tmp_path: Path) -> None:
+    file = lora.write_lora(tmp_path / "lora.gguf")
+    engine = ggufspec.load(target, lora=[(file, 0.5)], n_threads=1, n_ctx=256, tuned=False)
+    llama = PythonLlama(
+        target, n_ctx=256, n_threads=1, n_gpu_layers=0, n_drafted=0, adapter=Adapter(file, 0.5)
+    )
+    with engine, closing(llama):
+        prompt = [1, 300, 301]
+        found = _write(llama, prompt, n_tokens=20, ignore_eos=True).tokens[:20]
+        wanted = engine.generate(prompt, max_tokens=20, temperature=0, ignore_eos=True).tokens
+        assert_same(engine, prompt, found, wanted)
