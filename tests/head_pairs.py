@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import gguf
@@ -15,6 +16,7 @@ import tiny_heads
 from tiny_blocks import BlockHead
 from tiny_heads import Head, Table
 
+import ggufspec
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.head import Head as HeadOf
@@ -25,6 +27,7 @@ from ggufspec.models.heads import head_of
 
 TABLE = Table(n_classes=4)
 F16, F32 = gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.F32
+PACKAGE = str(Path(ggufspec.__file__).parent)
 SOFTER = 0.02  # planted attention sees a single cell; with this share of its scores, all of them
 BLOCK_TABLE = Table(vocab=tiny_blocks.with_mask(tiny.SPM), n_classes=4)
 MARKED = replace(TABLE, n_markers=6)  # a recurrent state of any length
@@ -176,3 +179,21 @@ class Contexts:
     def close(self) -> None:
         for each in (self.context, self.target, *reversed(self.models)):
             each.close()
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt at the nth moment in our code: see engine/test_interrupts.py."""
+
+    def __init__(self, at: int) -> None:
+        self.n_left = at
+
+    @property
+    def is_late(self) -> bool:
+        """Whether there were fewer moments."""
+        return self.n_left > 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+            self.n_left -= 1
+            if self.n_left == 0:
+                raise KeyboardInterrupt

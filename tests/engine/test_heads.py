@@ -8,14 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import head_pairs
 import pytest
 import tiny
 import tiny_heads
-from head_pairs import MARKED, Pair
+from head_pairs import MARKED, Interrupted, Pair
 from patience import ctrl_c_in_a_batch
 
 import ggufspec
@@ -25,7 +24,6 @@ from ggufspec.engine.engine import Engine
 from ggufspec.errors import ClosedError, ModelError, OptionError, VocabError
 from ggufspec.llama import extension
 
-PACKAGE = str(Path(ggufspec.__file__).parent)
 GREEDY: Any = {"temperature": 0.0, "drafter": "model", "ignore_eos": True}
 PLAIN: Any = {"temperature": 0.0, "drafter": "none", "ignore_eos": True}
 SHORT = [40, 77, 90]
@@ -193,20 +191,6 @@ def test_a_recurrent_state_has_no_rejected_tokens(tmp_path: Path) -> None:
 # Ctrl-C, closing, and errors
 
 
-class Interrupted:
-    """Raises KeyboardInterrupt at the nth moment in our code: see test_interrupts.py."""
-
-    def __init__(self, at: int) -> None:
-        self.n_left, self.where = at, ""
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
-            self.n_left -= 1
-            if self.n_left == 0:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("kind", ["glm4moe", "eagle3", "dflash", "dflash2"])
 def test_after_ctrl_c_at_any_moment_the_head_is_right(kind: str, tmp_path: Path) -> None:
     pair = head_pairs.WRITERS[kind](tmp_path)
@@ -222,7 +206,7 @@ def test_after_ctrl_c_at_any_moment_the_head_is_right(kind: str, tmp_path: Path)
                 sys.setprofile(None)
             assert_right(pair, engine.generate(LONG[:25], **text), LONG[:25])
             assert_right(pair, engine.generate(LONG[:23], **text), LONG[:23])
-            if not interrupted.where:
+            if interrupted.is_late:
                 break
         assert at > 300
 

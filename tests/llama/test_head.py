@@ -10,15 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
-from types import FrameType
 
 import head_pairs
 import numpy as np
 import pytest
-from head_pairs import Contexts
+from head_pairs import Contexts, Interrupted
 
-import ggufspec
 from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.slots import SlotLease, Slots
@@ -27,12 +24,10 @@ from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.session import LlamaSession
 
 N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES = 192, 12, 7, 2, 3
-N_VOCAB = len(head_pairs.TABLE.vocab)
 N_CANDIDATES = 4  # of a token of DFlash2
 # As in tests/llama/test_session.py: rounding is below it, a token or state that is missing, doubled
 # or misplaced is above.
 TOLERANCE = 1e-2
-PACKAGE = str(Path(ggufspec.__file__).parent)
 
 Tokens = list[int]
 
@@ -92,19 +87,6 @@ def assert_same(found: Logits, wanted: Logits) -> None:
 
 def needs_two_tokens(contexts: Contexts) -> bool:
     return contexts.head.facts.kind == "eagle3" or contexts.head.facts.shares_cache
-
-
-class Interrupted:
-    """Raises KeyboardInterrupt at a moment in our code: see tests/engine/test_interrupts.py."""
-
-    def __init__(self, at: int) -> None:
-        self.n_left = at
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
-            self.n_left -= 1
-            if self.n_left == 0:
-                raise KeyboardInterrupt
 
 
 class Machine:
@@ -304,7 +286,7 @@ def test_ctrl_c_leaves_no_states_of_other_tokens(contexts: Contexts, oracle: Ora
             sys.setprofile(None)
         target.score(other)
         assert_same(head.score([*other, 50]), wanted)
-        if interrupted.n_left > 0:
+        if interrupted.is_late:
             break
 
 
