@@ -1,0 +1,325 @@
+"""Of a block of distributions, as many tokens are drawn as bring the most tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ggufspec import _native
+from ggufspec.decoding.types import Round
+from ggufspec.drafting import profile_store
+from ggufspec.drafting.acceptance import Acceptance
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import STOP_REASONS, AutoLength
+from ggufspec.drafting.fixed_length import Action
+from ggufspec.drafting.pair_profile import StoredProfile
+
+SURE, LIKELY, UNLIKELY = 6.0, 1.5, 0.0  # gaps that INTERCEPT and SLOPE make 0.99, 0.78, 0.32
+INTERCEPT, SLOPE = -0.75, 1.35
+STAIRS = [3.6, 5.8, 8.3, 5.5, 8.0, 10.4, 10.2, 10.0, 11.2]  # three cost more than four
+
+
+def rule_of(curve: Sequence[float] = STAIRS, rate: float = 0.5, bonus: float = 0.0) -> _Rule:
+    """At that rate, or at that of plain decoding."""
+    rule = _native.LengthRule(_native.AcceptanceModel(INTERCEPT, SLOPE, 12.0), bonus)
+    rule.update(list(curve), 1e-9, [1e-6], rate, len(curve) - 1)
+    rule.start(len(curve) - 1)
+    return rule
+
+
+_Rule = _native.LengthRule
+
+
+def n_drawn(rule: _Rule, gaps: Sequence[float]) -> int:
+    """It looks ahead before each token, as ModelDrafter does once there is a block."""
+    while rule.n_drawn < len(gaps):
+        rule.foresee(gaps[rule.n_drawn :])
+        if not (rule.should_evaluate() and rule.should_draw(gaps[rule.n_drawn])):
+            break
+    return rule.n_drawn
+
+
+def chances(gaps: Sequence[float]) -> list[float]:
+    model = _native.AcceptanceModel(INTERCEPT, SLOPE)
+    return [model.probability(gap) for gap in gaps]
+
+
+# What is foreseen
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_takes_the_prefix_that_gains_most(seed: int) -> None:
+    """In expected tokens, less what the pass costs at the rate that is reached."""
+    rng = np.random.default_rng(seed)
+    n_most = int(rng.integers(1, 12))
+    curve = np.cumsum([1.0, *rng.exponential(0.4, n_most)])
+    curve[1:] *= rng.uniform(0.6, 1.0, n_most)
+    bonus = float(rng.choice([0.0, 0.07]))
+    rate = float(rng.uniform(1.0, 2.5))
+    rule = rule_of(curve.tolist(), rate, bonus)
+    n_limit = int(rng.integers(1, n_most + 1))
+    rule.start(n_limit)
+    gaps = rng.exponential(2.0, int(rng.integers(1, n_most + 1))).tolist()
+    reached = np.cumprod(chances(gaps))[:n_limit]
+    expected = np.cumsum(reached * (1 + bonus * np.arange(len(reached))))
+    gains = [0.0, *(expected - rule.rate * (curve[1 : len(reached) + 1] - curve[0]))]
+    assert n_drawn(rule, gaps) == int(np.argmax(gains))
+
+
+def test_it_looks_over_an_expensive_size_to_a_cheap_one_behind_it() -> None:
+    assert n_drawn(rule_of(), [SURE, SURE, SURE]) == 3
+    assert n_drawn(rule_of(), [LIKELY, LIKELY, LIKELY]) == 3
+    assert n_drawn(rule_of(), [SURE, LIKELY]) == 0, "the cheap one is out of reach"
+    assert n_drawn(rule_of(), [SURE, UNLIKELY, SURE]) == 3
+    assert n_drawn(rule_of(), [UNLIKELY, LIKELY, LIKELY]) == 0
+
+
+def test_what_is_likely_only_behind_an_unlikely_token_is_not_drawn() -> None:
+    flat = [1.0 + 0.4 * n for n in range(9)]
+    assert n_drawn(rule_of(flat), [SURE, SURE, UNLIKELY, SURE, SURE]) == 2
+    assert n_drawn(rule_of(flat), [SURE] * 5) == 5
+
+
+def test_other_drawn_tokens_than_the_likeliest_change_what_is_foreseen() -> None:
+    """Of DFlash2: the first look wants three tokens, the second, behind the first, no more."""
+    rule = rule_of([1.0 + 0.4 * n for n in range(9)])
+    rule.foresee([SURE, SURE, SURE])
+    assert rule.should_draw(SURE)
+    rule.foresee([UNLIKELY, UNLIKELY])
+    assert rule.should_evaluate()
+    assert not rule.should_draw(UNLIKELY)
+    assert rule.n_drawn == 1
+
+
+def test_it_draws_no_more_than_the_round_and_the_costs_allow() -> None:
+    for n_max in (1, 2, 8, 30):
+        rule = rule_of([1.0 + 0.01 * n for n in range(9)])
+        rule.start(n_max)
+        assert n_drawn(rule, [SURE] * 30) == min(n_max, 8)
+        assert not rule.should_evaluate()
+        assert STOP_REASONS[rule.stop] == "the maximum draft length is reached"
+
+
+def test_no_token_is_drawn_that_is_worth_more_elsewhere() -> None:
+    """`least`: beside the chain, in a tree."""
+    for least, n in ((0.0, 4), (0.5, 2), (0.9, 1)):
+        rule = rule_of([1.0 + 0.01 * n for n in range(9)])
+        rule.least = least
+        assert n_drawn(rule, [SURE, LIKELY, LIKELY, LIKELY]) == n + (least == 0.5)
+
+
+def test_what_is_declined_was_evaluated_and_the_reason_is_that_it_is_uncertain() -> None:
+    rule = rule_of()
+    assert n_drawn(rule, [UNLIKELY] * 5) == 0
+    assert STOP_REASONS[rule.stop] == "the draft model is uncertain about the next token"
+    assert (rule.n_evaluated, rule.gaps, rule.expected) == (1, [UNLIKELY], 0.0)
+
+
+def test_it_learns_from_the_declined_distribution_too() -> None:
+    rule = rule_of()
+    lengths = []
+    for _ in range(12):
+        lengths.append(n_drawn(rule, [UNLIKELY] * 5))
+        rule.observe([1.0])
+        rule.start(8)
+    assert lengths[:2] == [0, 0]
+    assert lengths[-1] > 0
+
+
+def test_the_next_round_starts_without_what_was_foreseen() -> None:
+    """As a draft that is no block's: by thresholds."""
+    rule = rule_of([1.0 + 0.01 * n for n in range(9)], rate=1.0)
+    rule.foresee([UNLIKELY] * 8)
+    rule.foresee([])
+    assert not rule.should_draw(SURE)
+    rule.start(8)
+    rule.update([1.0 + 0.01 * n for n in range(9)], 0.001, [0.9])
+    assert rule.should_draw(SURE)
+    assert rule.n_drawn == 1
+
+
+def test_without_costs_all_is_drawn() -> None:
+    rule = _native.LengthRule()
+    rule.start(5)
+    assert n_drawn(rule, [UNLIKELY] * 8) == 5
+
+
+def test_forced_tokens_in_front_count_as_drawn() -> None:
+    rule = rule_of()
+    assert rule.take([0.97] * 3) == 3, "up to the cheap size"
+    assert n_drawn(rule, [0.0] * 3 + [LIKELY]) == 3
+    rule.start(8)
+    rule.take([0.97] * 3)
+    assert n_drawn(rule, [0.0] * 3 + [SURE] * 5) > 3
+
+
+# The price of a block
+
+
+FLAT = [1.0 + 0.02 * n for n in range(9)]
+
+
+def test_a_block_is_drafted_that_tokens_at_that_price_each_would_not_be() -> None:
+    chance = [0.8] * 8
+    tokens, blocks = _native.LengthRule(), _native.LengthRule()
+    tokens.update(FLAT, 0.9, chance)
+    blocks.update(FLAT, 0.9, chance, 0.0, 8)
+    assert not tokens.drafts
+    assert blocks.drafts
+    assert blocks.rate > tokens.rate
+    assert blocks.n_reachable == 0  # no round yet
+    blocks.start(8)
+    assert blocks.n_reachable == 8
+    for n_per_step in (1, 2, 4, 8):
+        halves = _native.LengthRule()
+        halves.update(FLAT, 0.9, chance, 0.0, n_per_step)
+        assert halves.drafts == (n_per_step > 1)
+
+
+def test_blocks_of_one_token_are_what_steps_were() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        curve = np.cumsum([1.0, *rng.exponential(0.3, 8)]).tolist()
+        step, chance = float(rng.exponential(0.1)), rng.beta(2, 1, 8).tolist()
+        old, new = _native.LengthRule(), _native.LengthRule()
+        old.update(curve, step, chance)
+        new.update(curve, step, chance, 0.0, 1)
+        assert (old.rate, old.tokens, old.gain) == (new.rate, new.tokens, new.gain)
+        _, _, tokens, seconds = _native.best_rule(curve, step, chance)
+        assert new.rate == pytest.approx(max(tokens / seconds, 1.0))
+
+
+def test_a_block_of_no_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="n_per_step above 0"):
+        _native.LengthRule().update(FLAT, 0.1, [0.5], 0.0, 0)
+
+
+# Costs
+
+
+def costs_of(n_most: int = 9, step: float = 0.5, **options: int) -> CostModel:
+    costs = CostModel(n_most, **options)
+    for _ in range(3):
+        for n in range(1, n_most + 1):
+            costs.observe_target(n, 1.0 + 0.02 * (n - 1))
+        costs.observe_draft(1, step)
+    return costs
+
+
+def test_drafting_takes_as_many_steps_as_there_are_blocks() -> None:
+    costs = costs_of(n_per_step=4)
+    assert [costs.drafting(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 0.5, 0.5, 1.0, 1.0, 1.5]
+    single = costs_of()
+    assert [single.drafting(n) for n in (0, 1, 4)] == [0, 0.5, 2.0]
+
+
+def test_whether_a_block_can_pay_depends_on_all_that_it_gives() -> None:
+    for step, in_steps, in_blocks in ((0.5, False, False), (2.0, True, False), (8.0, True, True)):
+        assert costs_of(step=step).draft_cannot_pay == in_steps
+        assert costs_of(step=step, n_per_step=8).draft_cannot_pay == in_blocks
+
+
+def test_copies_have_blocks_of_the_size_that_is_wanted() -> None:
+    costs = costs_of(n_per_step=4)
+    assert costs.resized(9, n_per_step=8).drafting(8) == 0.5
+    assert costs.resized(9).drafting(8) == 4.0
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_profile_keeps_the_size_of_blocks(repeats: bool) -> None:
+    facts = {"pair": "of blocks", "repeats": repeats}
+    stored = StoredProfile(facts, n_per_step=4)
+    new = stored.profile(9)
+    assert new.costs.n_per_step == 4
+    new.settle(costs_of())  # as calibration finds them
+    assert new.costs.drafting(4) == 0.5
+    assert new.policy(0.7, repeats=repeats, in_blocks=True).costs.drafting(8) == 1.0
+    for _ in range(9):
+        new.costs.observe_target(1, 1.0)
+    stored.remember(new)
+    for n_per_step in (4, 8):  # another file with the same facts would be another record
+        known = StoredProfile(facts, n_per_step=n_per_step).recall(9)
+        assert known is not None
+        again = known.policy(0.7, repeats=repeats, in_blocks=True).costs
+        assert (again.n_per_step, again.drafting(8)) == (n_per_step, 0.5 * 8 / n_per_step)
+    assert len(list(profile_store.records())) == 1
+
+
+# The policy
+
+
+def policy_of(costs: CostModel, intercept: float = INTERCEPT, slope: float = SLOPE) -> AutoLength:
+    return AutoLength(costs, Acceptance((intercept, slope), (intercept, slope)))
+
+
+def played(policy: AutoLength, gaps: Sequence[float], n_max: int = 8) -> tuple[Action, int]:
+    """A round without a session."""
+    action = policy.start_round(n_max, 1)
+    return action, n_drawn(policy.rule, gaps) if action is Action.DRAFT else 0
+
+
+def test_the_first_draft_with_unknown_costs_is_a_block_not_a_token() -> None:
+    costs = CostModel(9, n_per_step=4)
+    for _ in range(2):
+        costs.observe_target(1, 1.0)
+    policy = policy_of(costs, 4.0, 0.0)
+    assert not costs.knows_draft
+    assert played(policy, [SURE] * 4) == (Action.DRAFT, 4)
+
+
+def test_the_seconds_of_a_block_are_those_of_a_step() -> None:
+    """Whatever is drawn of it; more than one block is measured for each of them."""
+    costs = costs_of(step=0.1, n_per_step=4)
+    policy = policy_of(costs, 4.0, 0.0)
+    for gaps in ([SURE] * 4, [SURE, SURE], [SURE] * 3):
+        for _ in range(60):
+            _, n = played(policy, gaps)
+            policy.observe_verdict(n, [1.0] * n, [SURE] * n)
+            policy.observe_round(Round([1] * (n + 1), n, n, 0.3, 1.0 + 0.02 * n, 0.0))
+        assert costs.step == pytest.approx(0.3, rel=0.02)
+    for _ in range(60):
+        _, n = played(policy, [SURE] * 8)
+        assert policy.rule.n_evaluated == n == 8
+        policy.observe_verdict(n, [1.0] * n, [SURE] * n)
+        policy.observe_round(Round([1] * (n + 1), n, n, 0.8, 1.0 + 0.02 * n, 0.0))
+    assert costs.step == pytest.approx(0.4, rel=0.02)
+
+
+def test_a_rejected_block_is_charged_once() -> None:
+    costs = costs_of(step=0.5, n_per_step=8)
+    costs.is_frozen = True
+    policy = policy_of(costs, 4.0, 0.0)
+    before = policy.account.balances[1]
+    _, n = played(policy, [SURE] * 8)
+    assert n == 8
+    policy.observe_verdict(0, [0.0], [SURE])
+    policy.observe_round(Round([1], n, 0, 0.5, 1.16, 0.0))
+    lost = before - policy.account.balances[1]
+    assert lost == pytest.approx(0.5 + 0.16, abs=0.02)
+
+
+def test_branches_in_a_block_cost_no_step() -> None:
+    """Their rows are those of the chain's block."""
+    costs = costs_of(n_per_step=8)
+    policy = policy_of(costs, 4.0, 0.0)
+    assert played(policy, [SURE] * 8) == (Action.DRAFT, 8)
+    assert policy.step_price(3.0) == 0
+    before = policy.account.balances[1]
+    policy.observe_growth(0.5, 2, 3)
+    policy.observe_verdict(0, [0.0], [SURE])
+    policy.observe_round(Round([1], 8, 0, 0.5, 1.16, 0.0))
+    assert costs.step == 0.5
+    assert before - policy.account.balances[1] == pytest.approx(0.66, abs=0.02)
+    tokens = policy_of(costs_of(step=0.1), 4.0, 0.0)
+    tokens.start_round(8, 1)
+    assert tokens.step_price(3.0) > 0
+
+
+def test_advice_names_a_block_that_is_too_slow() -> None:
+    policy = policy_of(costs_of(step=9.0, n_per_step=8))
+    for _ in range(100):
+        assert policy.start_round(8, 1) in (Action.SKIP, Action.PLAIN)
+        policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
+    assert "one block of draft tokens costs 8.69x a target pass" in (policy.advice() or "")
