@@ -21,6 +21,7 @@ _COMMANDS = {
     "audit": "Test whether speculative text has the target's distribution.",
     "batch": "Run a file of prompts in several processes; continue after a crash.",
     "bench": "Measure plain and speculative decoding in alternation.",
+    "chat": "Talk with a model in the terminal.",
     "compare": "Watch plain and speculative decoding side by side.",
     "demo": "Watch a large model generate faster, without a download.",
     "devices": "Show what llama.cpp can run on, and what it was built with.",

@@ -238,12 +238,14 @@ verify_option = option(
 
 DRAFTING = (draft_n_option, tree_option, drafter_option, verify_option, draft_temperature_option)
 
+system_option = option("--system", "System message; in run, implies --chat.")
+
 prompt_options = gathered(
     "asked",
     option("-p --prompt", "Prompt text.  [default: read from stdin]"),
     option("-f --file prompt_file", "Read the prompt from a file.", type=PATH),
     option("--chat", "Apply the target's chat template: answer, not continue.", is_flag=True),
-    option("--system", "System message; implies --chat."),
+    system_option,
 )
 
 stop_option = option("--stop", "End before this text; may be given several times.", multiple=True)

@@ -94,7 +94,9 @@ def stats_line(stats: Stats, speedup: float | None = None) -> str:
     if 0 < stats.n_rounds_without_draft < stats.n_rounds:
         share = stats.n_rounds_without_draft / stats.n_rounds
         parts.append(f"{share:.0%} of rounds without a draft")
-    parts.append(f"prompt {counted(stats.n_prompt, 'token')} in {stats.seconds.prompt:.2f} s")
+    reused = f", {stats.n_prompt_reused} of them reused," if stats.n_prompt_reused else ""
+    prompt = f"prompt {counted(stats.n_prompt, 'token')}{reused}"
+    parts.append(f"{prompt} in {stats.seconds.prompt:.2f} s")
     return "; ".join(parts)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ggufspec.engine.completion import Completion
     from ggufspec.engine.engine import Engine
     from ggufspec.engine.options import CheckedOptions
+    from ggufspec.models.heads import DraftFile
 
 
 @click.command(name="run", cls=SectionedCommand)
@@ -75,17 +77,9 @@ def command(
     predicted = None
     if prediction is not None:
         predicted = decoded(read_file(prediction, "the prediction", PromptError), "the prediction")
-    shared.show_log(verbose)
     if pair.draft is None:
         text_settings.check_needs_no_draft(settings, compare=compare)
-    paths = pair.find()
-    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
-    with load_with_bars(*paths, load_settings) as engine:
-        settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
-        for reason in filter(None, [*engine.kernels, engine.attention] if verbose else []):
-            render.note(reason)
-        if verbose and engine.pair.chains_only and settings["tree"] == "auto":
-            render.note(engine.pair.chains_only)
+    with loaded(pair, settings, load_settings, verbose=verbose) as (engine, paths, settings):
         options = replace(text_settings.checked(settings), prediction=predicted)
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")
@@ -96,25 +90,53 @@ def command(
         run = generate(engine, prompt, options, writer)
         if run.interrupted and not run.completion.tokens:
             raise KeyboardInterrupt  # during prompt processing: there is no text to report on
-        if verbose and not as_json:
-            piece, in_color = engine.vocab.piece, render.wants_color(color, sys.stderr)
-            click.echo(render.rounds_text(run.rounds, piece, color=in_color), err=True)
-    stats = run.completion.stats
-    speedup = None
-    if plain is not None and plain.completion.stats.tokens_per_second:
-        speedup = stats.tokens_per_second / plain.completion.stats.tokens_per_second
+        stats = run.completion.stats
+        speedup = None
+        if plain is not None and plain.completion.stats.tokens_per_second:
+            speedup = stats.tokens_per_second / plain.completion.stats.tokens_per_second
+        if not as_json:
+            report(engine, run, speedup, color=color, verbose=verbose)
     if as_json:
         settings["seed"] = run.seed
         settings["prediction"] = prediction
         under = text_settings.conditions(paths, {**settings, **load_settings})
         render.echo_json({**run.document(), "speedup": speedup, **under})
-    else:
-        if verbose:
-            render.echo(render.details_text(stats), err=True)
-        render.echo(render.stats_line(stats, speedup), err=True)
-        if run.completion.advice:
-            render.note(run.completion.advice)
     return INTERRUPTED if run.interrupted else 0
+
+
+@contextmanager
+def loaded(
+    pair: PairOptions, settings: dict[str, Any], load_settings: dict[str, Any], *, verbose: bool
+) -> Iterator[tuple[Engine, tuple[Path, DraftFile | None], dict[str, Any]]]:
+    """The engine of a pair, its files, and the settings with the sampling of the target's file.
+
+    `load_settings` get what the other options ask for. Raises GgufspecError, UsageError.
+    """
+    shared.show_log(verbose)
+    paths = pair.find()
+    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
+    with load_with_bars(*paths, load_settings) as engine:
+        settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
+        for reason in filter(None, [*engine.kernels, engine.attention] if verbose else []):
+            render.note(reason)
+        if verbose and engine.pair.chains_only and settings["tree"] == "auto":
+            render.note(engine.pair.chains_only)
+        yield engine, paths, settings
+
+
+def report(
+    engine: Engine, run: Run, speedup: float | None = None, *, color: str, verbose: bool
+) -> None:
+    """Print the statistics of a generation; if `verbose`, of its rounds, too."""
+    stats = run.completion.stats
+    if verbose:
+        in_color = render.wants_color(color, sys.stderr)
+        text = render.rounds_text(run.rounds, engine.vocab.piece, color=in_color)
+        click.echo(text, err=True)
+        render.echo(render.details_text(stats), err=True)
+    render.echo(render.stats_line(stats, speedup), err=True)
+    if run.completion.advice:
+        render.note(run.completion.advice)
 
 
 @dataclass(frozen=True)

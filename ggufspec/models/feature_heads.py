@@ -24,6 +24,8 @@ from ggufspec.models.header import Header, open_gguf
 _N_TARGET_LAYERS = 3  # of EAGLE-3
 _BLOCK_SIZE = 16  # of DFlash heads without the key
 _MOST_TOKENS = 1024  # of a block
+# llama.cpp has room for 1,024 operations, of which DSpark needs up to 20 for each token.
+_MOST_CHAINED = 24
 
 
 def eagle3(target: Header, draft: Header) -> HeadFacts:
@@ -54,6 +56,7 @@ def dflash(target: Header, draft: Header) -> HeadFacts:
     layers = _target_layers(target, draft, "a list of layers")
     check_tokens(target, draft)
     block = _block(draft)
+    _check_dflash_attention(draft)
     _check_dflash_tensors(target, draft, width, layers, block)
     own_ends = {"output.weight", "token_embd.weight"} & draft.tensor_names
     return HeadFacts("dflash", 1, layers, borrows_output=not own_ends, block=block)
@@ -88,25 +91,50 @@ def _block(draft: Header) -> Block:
         raise damaged(draft, f"its mask token is {mask}; it must be one of the vocabulary")
     is_causal = draft.values.get(f"{DFLASH}.attention.causal", False)
     from_anchor = draft.values.get(f"{DFLASH}.sample_from_anchor", True)
-    first = 0 if from_anchor and "markov_w1.weight" in draft.tensor_names else 1
+    is_chained = "markov_w1.weight" in draft.tensor_names
+    first = 0 if from_anchor and is_chained else 1
     n_candidates = 0
     if "selector_hidden.weight" in draft.tensor_names:
         n_candidates = draft.number("selector_top_k", 0)
         if not 0 < n_candidates * (n_candidates + 1) <= draft.number("embedding_length"):
             raise damaged(draft, f"it scores {n_candidates} candidates for each token")
-    block = Block(n_tokens, mask, first, n_candidates, bool(is_causal))
     if not first < n_tokens < _MOST_TOKENS:
         raise damaged(draft, f"its blocks have {n_tokens} tokens")
-    return block
+    n_used = min(n_tokens, _MOST_CHAINED) if is_chained else n_tokens
+    return Block(n_used, mask, first, n_candidates, bool(is_causal))
+
+
+def _check_dflash_attention(draft: Header) -> None:
+    """The graph takes all layers to be alike, and has a rotation and windows with few checks."""
+    for name in ("head_count", "head_count_kv"):
+        if len(set(draft.numbers(f"attention.{name}", 1))) > 1:
+            raise damaged(draft, f"its layers have different {name}s")
+    n_heads = draft.numbers("attention.head_count", 1)[0]
+    n_kv_heads = draft.numbers("attention.head_count_kv", n_heads)[0]
+    if not n_heads or not n_kv_heads or n_heads % n_kv_heads:
+        raise damaged(draft, f"it has {n_heads} heads for {n_kv_heads} KV heads")
+    usual = draft.number("embedding_length") // n_heads
+    lengths = [draft.number(f"attention.{of}_length", usual) for of in ("key", "value")]
+    if window := draft.number("attention.sliding_window", 0):
+        lengths += [
+            draft.number(f"attention.{of}_length_swa", lengths[0]) for of in ("key", "value")
+        ]
+        pattern = draft.values.get(f"{DFLASH}.attention.sliding_window_pattern")
+        if not isinstance(pattern, list) or not any(pattern[: draft.n_layers]):
+            raise damaged(draft, f"none of its layers has its window of {window} tokens")
+    if len(set(lengths)) > 1:
+        raise damaged(draft, "its keys and values have different lengths")
+    sections = draft.values.get(f"{DFLASH}.rope.dimension_sections")
+    if isinstance(sections, list) and any(sections):
+        is_right = all(isinstance(each, int) and each >= 0 for each in sections)
+        if not is_right or not any(sections[:3]) or sum(sections) > lengths[0]:
+            raise damaged(draft, f"its heads rotate sections of {sections} dimensions")
 
 
 def _check_dflash_tensors(
     target: Header, draft: Header, width: int, layers: tuple[int, ...], block: Block
 ) -> None:
     shapes = {tensor.name: tensor.shape for tensor in draft.tensors}
-    lengths = {draft.number(f"attention.{kind}_length", 0) for kind in ("key", "value")}
-    if len(lengths) > 1:
-        raise damaged(draft, "its keys and values have different lengths")
     if "markov_w1.weight" in shapes and "dflash.block_size" not in draft.values:
         raise damaged(draft, "it has no block_size, which DSpark heads need")
     wanted = {"fc.weight": (len(layers) * width, width)}

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +14,7 @@ from typing import Any
 import pytest
 import tiny
 from cli.conftest import MAIN
+from cli.terminal import Terminal
 from patience import PATIENCE
 
 from ggufspec.standin import embedded
@@ -278,65 +272,14 @@ def test_a_recording_that_cannot_be_written(place: str, compare: Command, tmp_pa
 # Terminals
 
 
-class Terminal:
-    """A process at a terminal of its own. `talk`: its stderr goes there too."""
-
-    def __init__(
-        self,
-        *args: str | Path,
-        width: int = 100,
-        height: int = 30,
-        talk: bool = False,
-        **env: str,
-    ) -> None:
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "compare", "-t", "1", *map(str, args)],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs if talk else subprocess.PIPE,
-            env={**clean, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **env},
-        )
-        os.close(theirs)
-        self._ours = ours
-        self.data = b""
-
-    def read_until(self, wanted: bytes | None, seconds: float = PATIENCE) -> bytes:
-        """All that came so far, up to `wanted` and perhaps more; None: to the end."""
-        deadline = time.monotonic() + seconds
-        while wanted is None or wanted not in self.data:
-            assert time.monotonic() < deadline, self.data
-            if select.select([self._ours], [], [], 0.1)[0]:
-                with contextlib.suppress(OSError):
-                    if more := os.read(self._ours, 65536):
-                        self.data += more
-                        continue
-                break
-        return self.data
-
-    def resize(self, width: int, height: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, what was left on the terminal, and stderr."""
-        self.read_until(None)
-        code = self.process.wait(PATIENCE)
-        os.close(self._ours)
-        err = ""
-        if self.process.stderr is not None:
-            err = self.process.stderr.read().decode()
-            self.process.stderr.close()
-        return code, self.data.decode(), err
-
-
 def pair(model: Path, *args: str) -> list[str]:
     return ["-m", str(model), "-md", str(model), "-p", "hi", "-n", "30", "--temp", "0", *args]
 
 
 def test_the_race_on_a_terminal(chatterbox: Path) -> None:
-    code, out, _ = Terminal(*pair(chatterbox, "--speed", "0.02"), talk=True).end()
+    code, out, _ = Terminal(
+        "compare", "-t", "1", *pair(chatterbox, "--speed", "0.02"), talk=True
+    ).end()
     assert (code, "Traceback" in out) == (0, False)
     before, _, screen = out.partition(ESCAPE_SCREEN.decode())
     for name in ("plain, warming up: 1 of 16", "plain: 1 of 30", "speculative: "):
@@ -356,7 +299,7 @@ def test_the_race_on_a_terminal(chatterbox: Path) -> None:
 
 
 def test_a_resized_terminal_without_color_and_ctrl_c_in_the_replay(chatterbox: Path) -> None:
-    terminal = Terminal(*pair(chatterbox, "--speed", "0.001"), NO_COLOR="1")
+    terminal = Terminal("compare", "-t", "1", *pair(chatterbox, "--speed", "0.001"), NO_COLOR="1")
     terminal.read_until(b"0 of 30")
     terminal.resize(60, 20)
     terminal.read_until("╭".encode() + "─ plain, the target alone ".encode() + "─".encode() * 31)
@@ -396,7 +339,7 @@ def test_ctrl_c_while_they_run(chatterbox: Path) -> None:
 def test_a_terminal_without_a_cursor_gets_visible_text(tmp_path: Path) -> None:
     evil = "\x1b[2J\x07\x1b]0;title\x9b5m"
     model = tiny.write_timed(tmp_path / "evil.gguf", tiny.SPM.spell(evil), n_prompt=3)
-    code, out, _ = Terminal(*pair(model), TERM="dumb").end()
+    code, out, _ = Terminal("compare", "-t", "1", *pair(model), TERM="dumb").end()
     assert code == 0
     assert "plain: hi" in out
     assert "[2J" in out, "what is left of it"

@@ -88,7 +88,7 @@ def test_help_comes_without_the_heavy_libraries() -> None:
         "    assert main.run() == 0\n"
         "    assert not heavy & {*sys.modules}, (command, heavy & {*sys.modules})\n"
     )
-    names = ("", "run", "compare", "demo", "serve", "trim", "tune")
+    names = ("", "run", "chat", "compare", "demo", "serve", "trim", "tune")
     process = start("--version", *(f"{name} --help" for name in names), code=told)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err

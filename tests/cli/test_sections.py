@@ -28,6 +28,7 @@ def sections(text: str) -> dict[str, list[str]]:
     ("name", "first"),
     [
         ("run", ["--target", "--draft", "--prompt", "--file"]),
+        ("chat", ["--target", "--draft"]),
         ("compare", ["--target", "--draft", "--prompt", "--file"]),
         ("audit", ["--target", "--draft", "--prompts"]),
         ("batch", ["--target", "--draft", "--output"]),

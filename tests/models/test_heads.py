@@ -12,7 +12,7 @@ import pytest
 
 from ggufspec.errors import ModelError, VocabError
 from ggufspec.models.gguf_file import GgufFile, write
-from ggufspec.models.head_facts import MTP, HeadFacts
+from ggufspec.models.head_facts import MTP, Block, HeadFacts
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model, head_of, head_text, is_head, read_draft
 from ggufspec.models.tensors import Tensor
@@ -234,8 +234,12 @@ def test_an_eagle3_head_needs_the_targets_vocabulary_and_its_layer_inputs() -> N
 
 
 @pytest.mark.parametrize("outside", [-1, len(TOKENS)])
-def test_drafted_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, outside: int) -> None:
-    made = eagle3()
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_drafted_tokens_outside_the_vocabulary_are_refused(
+    tmp_path: Path, kind: str, outside: int
+) -> None:
+    reduced: dict[str, tuple[int, ...] | None] = {"output.weight": (WIDTH, 2), "d2t": (2,)}
+    made = eagle3() if kind == "eagle3" else dflash(reduced)
 
     def written(ids: list[int]) -> Header:
         data = [
@@ -321,10 +325,162 @@ def test_an_assistant_needs_the_targets_vocabulary() -> None:
         head_of(gemma(), assistant([b"x", *TOKENS[1:]]))
 
 
-def test_dflash_drafts_are_not_supported_yet() -> None:
-    found = header("dflash", {}, block_count=1)
+def dflash(
+    shapes: dict[str, tuple[int, ...] | None] | None = None,
+    tokens: list[bytes] = TOKENS,
+    **changed: Any,
+) -> Header:
+    """A DFlash head without its own ends, for inputs of two layers."""
+    tensors: dict[str, tuple[int, ...] | None] = {"fc.weight": (2 * WIDTH, WIDTH), **(shapes or {})}
+    keys = {
+        "block_count": 2,
+        "embedding_length": WIDTH,
+        "attention__head_count": 4,
+        "attention__head_count_kv": 2,
+        "target_layers": [2, 5],
+        "block_size": 8,
+    }
+    mask = {"tokenizer.ggml.mask_token_id": changed.pop("mask", 3)}
+    given = {key: value for key, value in (keys | changed).items() if value is not None}
+    made = header("dflash", {name: at for name, at in tensors.items() if at}, tokens, **given)
+    kept = tuple(
+        tensor._replace(type="I64") if tensor.name == "d2t" else tensor for tensor in made.tensors
+    )
+    return replace(made, tensors=kept, values=made.values | mask)
+
+
+MARKOV: dict[str, tuple[int, ...] | None] = {"markov_w1.weight": (8, 4)}
+SELECTOR: dict[str, tuple[int, ...] | None] = {"selector_hidden.weight": (WIDTH, 8)}
+WINDOW = {"attention__sliding_window": 16, "attention__sliding_window_pattern": [False, True]}
+
+
+@pytest.mark.parametrize(
+    ("found", "block"),
+    [
+        (dflash(), Block(8, 3)),
+        (dflash(block_size=None), Block(16, 3)),
+        (dflash(attention__causal=True), Block(8, 3, is_causal=True)),
+        (dflash(**WINDOW), Block(8, 3)),
+        (dflash(rope__dimension_sections=[8, 0, 0, 0]), Block(8, 3)),
+        (dflash(rope__dimension_sections=[0, 0, 0, 0]), Block(8, 3)),
+        (dflash(sample_from_anchor=True), Block(8, 3)),
+        (dflash(MARKOV), Block(8, 3, first=0)),
+        (dflash(MARKOV, sample_from_anchor=False), Block(8, 3)),
+        (dflash(MARKOV, block_size=100), Block(24, 3, first=0)),
+        (dflash(SELECTOR, selector_top_k=4), Block(8, 3, n_candidates=4)),
+    ],
+)
+def test_heads_that_draft_blocks_are_recognized(found: Header, block: Block) -> None:
+    assert head_of(model(), found) == HeadFacts(
+        "dflash", target_layers=(2, 5), borrows_output=True, block=block
+    )
     assert is_head(found)
-    with pytest.raises(ModelError, match="not supported yet"):
-        head_of(model(), found)
-    with pytest.raises(ModelError, match="not a model"):
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        (dflash(), "DFlash"),
+        (dflash(MARKOV), "DSpark"),
+        (dflash(SELECTOR, selector_top_k=4), "DFlash2"),
+    ],
+)
+def test_a_head_that_drafts_blocks_is_not_a_model(found: Header, kind: str) -> None:
+    assert head_text(found) == f"is a {kind} head for models of width 64, blocks of 8 tokens"
+    with pytest.raises(ModelError, match=f"is a {kind} head, not a model.*--draft"):
         check_model(found)
+
+
+def test_rows_of_a_block_are_no_more_than_a_draft_needs() -> None:
+    found = head_of(model(), dflash())
+    anchored = head_of(model(), dflash(MARKOV))
+    assert found is not None
+    assert anchored is not None
+    assert [found.n_rows(n) for n in (1, 3, 7, 8, 64)] == [2, 4, 8, 8, 8]
+    assert [anchored.n_rows(n) for n in (1, 3, 7, 8, 64)] == [1, 3, 7, 8, 8]
+    assert HeadFacts("mtp").n_rows(7) == 1
+
+
+def test_a_head_that_drafts_blocks_may_have_its_own_ends() -> None:
+    output, embeddings = {"output.weight": (WIDTH, 4)}, {"token_embd.weight": (WIDTH, 4)}
+    reduced = {"output.weight": (WIDTH, N_OWN), "d2t": (N_OWN,)}
+    for shapes in (output, embeddings, reduced, reduced | embeddings):
+        found = head_of(model(), dflash(dict(shapes)))
+        assert found is not None
+        assert not found.borrows_output
+
+
+def test_padding_and_a_mask_that_only_the_head_has_need_its_own_ends() -> None:
+    padded = [*TOKENS, b"pad"]
+    own: dict[str, tuple[int, ...] | None] = {"output.weight": (WIDTH, 5)}
+    head_of(model(), dflash(own, padded))
+    with pytest.raises(ModelError, match="for 5 tokens, and the target's output has 4"):
+        head_of(model(), dflash(tokens=padded))
+    with pytest.raises(ModelError, match="mask token 4 the target does not have"):
+        head_of(model(), dflash(own, padded, mask=4))
+    head_of(model(), dflash(own | {"token_embd.weight": (WIDTH, 5)}, padded, mask=4))
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: dflash(hyper_connection_count=4), "DSpark head of DeepSeek-V4, which is not"),
+        (lambda: dflash(embedding_length=32), "32 wide, and the target 64"),
+        (lambda: dflash(target_layers=None), "target_layers are None; they must be a list"),
+        (lambda: dflash(target_layers=[]), "target_layers are ..; they must be a list"),
+        (lambda: dflash(target_layers=["2"]), "they must be a list of layers"),
+        (lambda: dflash(target_layers=[2, 8]), "layers 2, 8, and the target has layers 0 to 7"),
+        (lambda: dflash(target_layers=[-1, 5]), "the target has layers 0 to 7"),
+        (lambda: dflash(mask=None), "its mask token is None; it must be one of the vocabulary"),
+        (lambda: dflash(mask=4), "its mask token is 4"),
+        (lambda: dflash(mask=-1), "its mask token is -1"),
+        (lambda: dflash(block_size=1), "its blocks have 1 tokens"),
+        (lambda: dflash(block_size=0), "its blocks have 0 tokens"),
+        (lambda: dflash(block_size=1024), "its blocks have 1024 tokens"),
+        (lambda: dflash(MARKOV, block_size=None), "no block_size, which DSpark heads need"),
+        (lambda: dflash(SELECTOR), "it scores 0 candidates for each token"),
+        (lambda: dflash(SELECTOR, selector_top_k=8), "it scores 8 candidates for each token"),
+        (lambda: dflash(SELECTOR, selector_top_k=5), "it scores 5 of 4 tokens"),
+        (lambda: dflash({"fc.weight": None}), "fc.weight is missing; it must be 128 x 64"),
+        (lambda: dflash({"fc.weight": (64, 64)}), "fc.weight is 64 x 64; it must be 128 x 64"),
+        (lambda: dflash({"output.weight": (64, 3)}), "output.weight is 64 x 3; it must be 64 x 4"),
+        (lambda: dflash({"d2t": (2,)}), "for 2 tokens, and the target's output has 4"),
+        (lambda: dflash({"d2t": (2, 2), "output.weight": (64, 2)}), "must be a list of I64"),
+        (lambda: dflash(attention__value_length=4), "keys and values have different lengths"),
+        (
+            lambda: dflash(**WINDOW, attention__key_length_swa=4),
+            "keys and values have different lengths",
+        ),
+        (
+            lambda: dflash(**WINDOW | {"attention__sliding_window_pattern": [False, False, True]}),
+            "none of its layers has its window of 16 tokens",
+        ),
+        (
+            lambda: dflash(**WINDOW | {"attention__sliding_window_pattern": None}),
+            "none of its layers has its window",
+        ),
+        (lambda: dflash(attention__head_count_kv=[2, 1]), "different head_count_kvs"),
+        (lambda: dflash(attention__head_count=[4, 2]), "different head_counts"),
+        (lambda: dflash(attention__head_count_kv=3), "it has 4 heads for 3 KV heads"),
+        (lambda: dflash(attention__head_count_kv=0), "it has 4 heads for 0 KV heads"),
+        (lambda: dflash(rope__dimension_sections=[0, 0, 0, 8]), "rotate sections of .0, 0, 0, 8."),
+        (lambda: dflash(rope__dimension_sections=[8, -8, 0, 0]), "rotate sections of .8, -8"),
+        (lambda: dflash(rope__dimension_sections=[17, 0, 0, 0]), "rotate sections of .17, 0"),
+        (lambda: dflash(rope__dimension_count=7), "rotate 7 dimensions"),
+    ],
+)
+def test_a_head_that_drafts_blocks_and_does_not_fit_is_refused(
+    made: Callable[[], Header], why: str
+) -> None:
+    with pytest.raises(ModelError, match=why):
+        head_of(model(), made())
+
+
+def test_a_head_that_drafts_blocks_needs_the_targets_vocabulary_and_layer_inputs() -> None:
+    with pytest.raises(VocabError, match="DFlash head for another vocabulary"):
+        head_of(model(), dflash(tokens=[b"x", *TOKENS[1:]]))
+    with pytest.raises(VocabError, match="another vocabulary"):
+        head_of(model(), dflash(tokens=TOKENS[:-1]))
+    with pytest.raises(ModelError, match="does not give for the architecture gemma3"):
+        head_of(model("gemma3"), dflash())
+    head_of(model("qwen35", n_mtp=1), dflash(target_layers=[2, 8]))

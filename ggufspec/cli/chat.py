@@ -1,0 +1,293 @@
+"""`ggufspec chat`: a conversation in the terminal; answers on stdout, all else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec.cli import options as shared
+from ggufspec.cli import render, text_settings
+from ggufspec.cli.chat_input import Entry, Keyboard, piped_line, read_entry
+from ggufspec.cli.chat_messages import KEPT, AnswerForm, parts_of
+from ggufspec.cli.exits import ERROR
+from ggufspec.cli.names import PairOptions
+from ggufspec.cli.run import Run, generate, loaded, report
+from ggufspec.cli.sections import SectionedCommand
+from ggufspec.common.facts import counted, json_object, plain
+from ggufspec.common.files import check_writable, write_file
+from ggufspec.common.prompts import decoded
+from ggufspec.common.reading import read_file
+from ggufspec.errors import GgufspecError, OptionError, PromptError, PromptTooLongError
+
+if TYPE_CHECKING:
+    from ggufspec.engine.engine import Engine
+    from ggufspec.engine.message_forms import Message
+
+_COMMANDS = {  # with what --help of a chat says
+    "help": ("", "list the commands"),
+    "system": ("TEXT", "replace the system message; without TEXT, remove it"),
+    "file": ("PATH", "put the text of a file in the next message"),
+    "undo": ("", "drop the last question and its answer"),
+    "save": ("PATH", "write the chat, and the sampling options that were changed, to a file"),
+    "load": ("PATH", "continue a chat that was saved"),
+    "stats": ("", "show statistics after each answer, or no longer"),
+    "exit": ("", "end the chat; so does Ctrl-D"),
+}
+_HELP = (
+    'A line that ends with \\ goes on in the next one; lines between two """ are one message.\n'
+    "Ctrl-C stops an answer, and clears a line."
+)
+_FULL = (
+    "drop the last question and answer with /undo, or save the chat with /save, start again with "
+    "a larger context (-c), and continue it with /load"
+)
+
+
+@click.command(name="chat", cls=SectionedCommand)
+@shared.pair_options
+@shared.system_option
+@text_settings.chat_template_option
+@text_settings.text_options(shared.max_tokens_option, shared.seed_option)
+@text_settings.load_options
+@shared.color_option
+@shared.explaining_option
+def command(
+    pair: PairOptions,
+    system: str | None,
+    chat_template: str | None,
+    settings: dict[str, Any],
+    load_settings: dict[str, Any],
+    color: str,
+    verbose: bool,
+) -> int:
+    """Talk with a target model, accelerated by a draft model.
+
+    Answers go to stdout, statistics to stderr. /help lists the commands of a chat. If stdin and
+    stdout are no terminal, each line of stdin is a message.
+
+    \b
+      ggufspec chat --target large.gguf --draft small.gguf
+      ggufspec chat --target large.gguf --draft auto --system "Answer briefly." --temp 0.7
+    """
+    text_settings.checked(settings)
+    if chat_template is not None:
+        load_settings["chat_template"] = chat_template
+    if pair.draft is None:
+        text_settings.check_needs_no_draft(settings)
+    given = {name: settings[name] for name in KEPT if text_settings.was_given(name)}
+    with loaded(pair, settings, load_settings, verbose=verbose) as (engine, _, settings):
+        chat = Chat(engine, system or "", settings, given, color=color, verbose=verbose)
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            return _follow(chat)
+        render.echo("Write a message; /help lists the commands, Ctrl-D ends.", err=True)
+        _converse(chat, Keyboard(color=render.wants_color(color, sys.stdout)))
+    return 0
+
+
+def _converse(chat: Chat, keyboard: Keyboard) -> None:
+    """Answer what is typed, until Ctrl-D or a second Ctrl-C."""
+    was_interrupted = False
+    while not chat.is_over:
+        try:
+            entry = read_entry(keyboard.line)
+        except EOFError:
+            render.echo(err=True)
+            return
+        except KeyboardInterrupt:
+            render.echo("" if was_interrupted else "\nCtrl-C again or Ctrl-D ends", err=True)
+            if was_interrupted:
+                return
+            was_interrupted = True
+            continue
+        was_interrupted = False
+        try:
+            chat.take(entry)
+        except GgufspecError as error:
+            render.note(str(error))
+        except KeyboardInterrupt:
+            render.note("interrupted: the conversation is as it was before")
+
+
+def _follow(chat: Chat) -> int:
+    """Answer each line of stdin; the exit code is ERROR if one of them failed."""
+    code = 0
+    while not chat.is_over:
+        try:
+            if (run := chat.take(read_entry(piped_line))) is not None and run.interrupted:
+                raise KeyboardInterrupt
+        except EOFError:
+            break
+        except GgufspecError as error:
+            render.note(str(error))
+            code = ERROR
+    return code
+
+
+class Chat:
+    """A conversation with an engine. An entry that fails leaves it as it was."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        system: str,
+        settings: Mapping[str, Any],
+        given: Mapping[str, Any],
+        *,
+        color: str,
+        verbose: bool,
+    ) -> None:
+        """`given`: the sampling options that were changed; those of a file do not replace them.
+
+        Raises OptionError, PromptError.
+        """
+        self.is_over = False
+        self._engine = engine
+        self._given = self._changed = given
+        self._color, self._verbose, self._has_stats = color, verbose, verbose
+        self._messages: list[Message] = []
+        self._files: list[str] = []  # their texts, for the next message
+        self._last: Run | None = None
+        self._set_system(system)
+        self._options = text_settings.checked({**settings})
+        engine.check(self._options)
+        self._form = AnswerForm(engine, is_free=self._options.constraint_grammar is None)
+        self._settings = {**settings, "shown_tokens": self._form.shown_tokens}
+        self._options = text_settings.checked(self._settings)
+
+    def take(self, entry: Entry) -> Run | None:
+        """Do a command, or answer a message. Raises GgufspecError, KeyboardInterrupt."""
+        text = entry.text
+        match entry.command:
+            case None if text.strip():
+                return self._answer(text)
+            case None:
+                pass
+            case "help":
+                self._help()
+            case "system":
+                self._set_system(text)
+            case "file":
+                self._add_file(_path(text))
+            case "undo":
+                self._undo()
+            case "save":
+                self._save(_path(text))
+            case "load":
+                self._load(_path(text))
+            case "stats":
+                self._switch_stats()
+            case "exit":
+                self.is_over = True
+            case unknown:
+                known = ", ".join(f"/{name}" for name in _COMMANDS)
+                raise PromptError(
+                    f"there is no command /{unknown}; there are {known}. A message that begins "
+                    "with a slash needs a blank before it"
+                )
+        return None
+
+    def _answer(self, text: str) -> Run:
+        """Write the answer to a message, and keep both. Raises as `take`."""
+        content = "".join([*self._files, text])
+        self._files.clear()
+        messages = [*self._messages, {"role": "user", "content": content}]
+        prompt = self._engine.render(messages)
+        seed = self._options.seed
+        options = replace(self._options, seed=None if seed is None else seed + len(messages) // 2)
+        writer = render.TextWriter(color=render.wants_color(self._color, sys.stdout))
+        try:
+            run = generate(self._engine, prompt, options, writer)
+        except PromptTooLongError as error:
+            raise PromptError(
+                f"the conversation with this message has {error.n_prompt:,} tokens, the context "
+                f"{error.n_ctx:,}; the message was left out. Shorten it, or {_FULL}"
+            ) from error
+        if run.interrupted and not run.completion.tokens:
+            raise KeyboardInterrupt
+        self._messages = [*messages, self._form.message(prompt, run.completion.text)]
+        self._last = run
+        if self._has_stats:
+            report(self._engine, run, color=self._color, verbose=self._verbose)
+        n_tokens = len(prompt) + len(run.completion.tokens)
+        if run.completion.finish_reason == "length" and n_tokens >= self._engine.n_ctx:
+            render.note(f"the answer was cut: the context of {n_tokens:,} tokens is full; {_FULL}")
+        return run
+
+    def _help(self) -> None:
+        for name, (argument, text) in _COMMANDS.items():
+            render.echo(f"{f'/{name} {argument}':<14}{text}", err=True)
+        render.echo(_HELP, err=True)
+
+    def _set_system(self, text: str) -> None:
+        rest = [message for message in self._messages if message["role"] != "system"]
+        messages = [*([{"role": "system", "content": text}] if text else []), *rest]
+        self._check(messages)
+        self._messages = messages
+
+    def _add_file(self, path: Path) -> None:
+        text = decoded(read_file(path, "the file", PromptError), str(path))
+        self._files.append(f"{path.name}:\n{text}\n\n")
+        _say(f"{counted(len(text), 'character')} of {path} will be in the next message")
+
+    def _undo(self) -> None:
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            raise PromptError("there is no question to drop")
+        self._messages = self._messages[:-2]
+        _say(f"dropped; {counted(self._n_answers, 'answer')} left")
+
+    def _save(self, path: Path) -> None:
+        document = {"messages": self._messages, "sampling": plain(self._changed)}
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        check_writable(path)
+        write_file(path, text.encode("utf-8", "replace"))
+        _say(f"{counted(self._n_answers, 'answer')} in {path}")
+
+    def _load(self, path: Path) -> None:
+        data = read_file(path, "the chat", PromptError)
+        document = json_object(decoded(data, str(path)))
+        try:
+            messages, sampling = parts_of(document or {})
+            self._check(messages)
+            changed = {**sampling, **self._given}
+            options = text_settings.checked({**self._settings, **changed})
+            self._engine.check(options)
+        except (OptionError, PromptError) as error:
+            raise PromptError(
+                f"{path} cannot be loaded: {error}. Name a file that /save has written"
+            ) from error
+        self._messages, self._changed, self._options = messages, changed, options
+        _say(f"{counted(self._n_answers, 'answer')} from {path}")
+
+    def _switch_stats(self) -> None:
+        self._has_stats = not self._has_stats
+        _say(f"statistics after each answer: {'on' if self._has_stats else 'off'}")
+        if self._has_stats and self._last is not None:
+            report(self._engine, self._last, color=self._color, verbose=self._verbose)
+
+    def _check(self, messages: list[Message]) -> None:
+        """Raise PromptError if the template has no place for them, before a question."""
+        self._engine.render([*messages, {"role": "user", "content": "?"}])
+
+    @property
+    def _n_answers(self) -> int:
+        return sum(message["role"] == "assistant" for message in self._messages)
+
+
+def _path(text: str) -> Path:
+    """The path that a command was given. Raises PromptError."""
+    try:
+        if text and "\0" not in text:
+            return Path(text).expanduser()
+    except RuntimeError:  # a ~ without a home
+        pass
+    raise PromptError(f"{text!r} is no path; name a file, such as /save chat.json")
+
+
+def _say(text: str) -> None:
+    render.echo(text, err=True)
