@@ -283,7 +283,7 @@ def test_each_state_is_read_once(
 def test_a_text_with_another_token_has_another_block(contexts: Contexts, pair: Pair) -> None:
     session, head = session_in(contexts), head_in(pair)
     contexts.sessions[0].feed([*TEXT, 4, 6])
-    for text in ([*TEXT, 4, 6, 2], [*TEXT, 4, 2], [*TEXT, 4, 6, 3], TEXT):
+    for text in ([*TEXT, 4, 6, 2], [*TEXT, 4, 6, 3], [*TEXT, 4, 2], TEXT):
         assert_rows(session, head, text, [])
 
 
@@ -295,6 +295,17 @@ def test_blocks_of_several_texts_do_not_meet(contexts: Contexts, pair: Pair) -> 
         i = n % 2
         drafted = head_in(pair).drafted(texts[i], n)
         assert_rows(session_in(contexts, i), head_in(pair), texts[i], drafted)
+
+
+def test_rows_are_computed_again_after_another_text_was_read(
+    contexts: Contexts, pair: Pair
+) -> None:
+    """Its states are too many to be kept."""
+    contexts.sessions[0].feed(TEXT[:-1])
+    assert_rows(session_in(contexts), head_in(pair), TEXT, [])
+    contexts.sessions[1].feed(TEXT[::-1] * 8)
+    assert session_in(contexts, 1).n_common(TEXT[::-1] * 8) > 60
+    assert_rows(session_in(contexts), head_in(pair), TEXT, [])
 
 
 def test_a_borrowed_text_is_drafted_from_at_once(contexts: Contexts, pair: Pair) -> None:
