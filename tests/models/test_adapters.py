@@ -15,6 +15,7 @@ from ggufspec.models.adapters import Adapter, adapters_of, with_adapters
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import check_model
 from ggufspec.models.shape import shape_of
+from ggufspec.standin.embedded import embedded_target
 
 Q, DOWN = lora.SHAPES
 N_VOCAB = len(tiny.SPM)
@@ -55,8 +56,13 @@ def test_its_memory_is_counted_in_the_layers_that_it_changes(target: Path, tmp_p
     assert adapted.n_output_bytes - alone.n_output_bytes == of_ends
     assert adapted.n_input_bytes - alone.n_input_bytes == of_ends
     assert adapted.n_bytes - alone.n_bytes == sum(more) + 2 * of_ends
-    wide = lora.write_lora(tmp_path / "wide.gguf", rank=256)
-    assert with_adapters(header, (Adapter(wide),)).matrix_type == header.matrix_type
+
+
+def test_its_type_is_not_that_of_the_model(tmp_path: Path) -> None:
+    shapes = {"blk.0.ffn_up.weight": (256, 768), "blk.1.ffn_up.weight": (256, 768)}
+    file = lora.write_lora(tmp_path / "lora.gguf", shapes, rank=1024)  # larger than the model
+    header = read_header(embedded_target())
+    assert with_adapters(header, (Adapter(file),)).matrix_type == header.matrix_type == "Q8_0"
 
 
 def test_norms_are_read_over_as_llama_cpp_does(target: Path, tmp_path: Path) -> None:
