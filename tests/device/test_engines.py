@@ -65,8 +65,9 @@ def test_closing_gives_the_memory_back(device: Device) -> None:
         with load_pair(**ON_DEVICE, n_ctx=4096) as engine:
             engine.generate(PROMPTS[0], n_draft=3, **{**GREEDY, "max_tokens": 4})
         held.append(held_bytes(device))
-    # The first ones fill the memory that the driver and the allocator keep; later the allocator
-    # may add an arena of some MiB once. The weights of the pair are 9 MiB, its caches 28 MiB.
+    # The first ones fill the memory that the driver keeps. The weights of the pair are 9 MiB, its
+    # caches 28 MiB. With the software device, a load of the last ones adds 0.02 MiB: the driver
+    # that tests/device/environment puts around an old one keeps a little of each buffer.
     growth = sorted(after - before for before, after in pairwise(held[9:]))
-    assert sum(growth[:-1]) < 4 * MIB, growth
+    assert sum(growth) < 4 * MIB, growth
     assert median(growth) < MIB / 4, growth
