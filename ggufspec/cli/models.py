@@ -20,6 +20,7 @@ from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import local
+from ggufspec.models.adapters import check_no_adapter
 from ggufspec.models.download import hashes_of
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import head_text, is_head
@@ -100,6 +101,8 @@ def show(name: str, as_json: bool) -> None:
             f"`ggufspec models pull {name}` downloads it"
         )
     header = read_header(paths[0]) if paths else None
+    if header is not None:
+        check_no_adapter(header)
     known = entry or trim
     pairs = registry.pairs_of(known.alias) if known else ()
     if as_json:

@@ -58,12 +58,15 @@ def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFac
             )
         return None, head_of(target, None)
     header = read_header(draft)
-    check_no_adapter(header)
     return header, head_of(target, header)
 
 
 def is_head(header: Header) -> bool:
-    """Whether a file is a draft head, without a model that could write text."""
+    """Whether a file is a draft head, without a model that could write text.
+
+    Raises ModelError for a LoRA adapter.
+    """
+    check_no_adapter(header)
     return is_mtp_alone(header) or header.architecture in KINDS
 
 
@@ -75,7 +78,6 @@ def is_mtp_alone(header: Header) -> bool:
 
 def check_model(header: Header) -> None:
     """Raise ModelError for a draft head or an adapter, which cannot write text by itself."""
-    check_no_adapter(header)
     if is_head(header):
         raise ModelError(
             f"{header.paths[0]} is {kind_of(header)}, not a model: name it as the draft (--draft), "

@@ -59,6 +59,16 @@ def test_what_is_wrong_is_said(run: Command, target: Path, files: list[Path]) ->
         assert said in found.err
 
 
+def test_a_command_for_models_says_that_it_is_none(
+    command: Command, target: Path, draft: Path, files: list[Path]
+) -> None:
+    below = ("-m", target, "-md", draft, "--draft-of-draft", files[0])
+    for args in (("models", "show", files[0]), ("run", *below, *GREEDY), ("plan", *below)):
+        found = command(*args)
+        assert (found.code, found.out) == (1, "")
+        assert "is a LoRA adapter, not a model: name it with --lora" in found.err
+
+
 @pytest.mark.parametrize(
     "name", ["run", "compare", "serve", "batch", "bench", "audit", "tune", "plan"]
 )
