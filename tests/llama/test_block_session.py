@@ -257,18 +257,22 @@ def test_a_block_is_computed_once_and_its_cells_are_dropped(contexts: Contexts, 
         text = [*text, *drafted[:2], 7]
 
 
-def test_each_state_is_read_once(
-    contexts: Contexts, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A prompt in pieces, in batches of the head; later tokens, of which some are rejected."""
-    read: list[int] = []
+@pytest.fixture
+def read(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many states the head reads, by batch."""
+    found: list[int] = []
     decode_hidden = contexts.context.decode_hidden
 
     def spied(tokens: Sequence[int], *args: Any) -> None:
-        read.append(len(tokens))
+        found.append(len(tokens))
         decode_hidden(tokens, *args)
 
     monkeypatch.setattr(contexts.context, "decode_hidden", spied)
+    return found
+
+
+def test_each_state_is_read_once(contexts: Contexts, pair: Pair, read: list[int]) -> None:
+    """A prompt in pieces, in batches of the head; later tokens, of which some are rejected."""
     target, session, text = contexts.sessions[0], session_in(contexts), TEXT * 6
     target.feed(text[:-1])
     for n_accepted in (0, 1, 3, 4):
@@ -278,6 +282,19 @@ def test_each_state_is_read_once(
         target.score(text, drafted)
         text = [*text, *drafted[:n_accepted], 5]
     assert max(read) == N_BATCH
+
+
+def test_states_of_drafted_tokens_wait_for_the_verdict(
+    contexts: Contexts, pair: Pair, read: list[int]
+) -> None:
+    """Also where so many are kept that they are read before the next draft."""
+    text = TEXT[:2]
+    for _ in range(80):
+        contexts.sessions[0].score(text, [4, 6])
+        text = [*text, 5]
+    assert sum(read) > 60
+    assert_rows(session_in(contexts), head_in(pair), text, [])
+    assert sum(read) == len(text) - 1
 
 
 def test_a_text_with_another_token_has_another_block(contexts: Contexts, pair: Pair) -> None:
