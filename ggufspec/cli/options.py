@@ -250,6 +250,22 @@ prompt_options = gathered(
 
 stop_option = option("--stop", "End before this text; may be given several times.", multiple=True)
 
+SHIFT = (
+    option(
+        "--context-shift",
+        "Where the context is full, go on without the older half of the text. Not in texts with a "
+        "constraint.",
+        is_flag=True,
+    ),
+    option(
+        "--keep n_keep",
+        "First tokens that --context-shift keeps; -1: the prompt.",
+        type=click.IntRange(min=-1),
+        default=0,
+        metavar="N",
+    ),
+)
+
 ignore_eos_option = option("--ignore-eos", "Never sample the tokens that end a text.", is_flag=True)
 
 color_option = option(

@@ -32,7 +32,7 @@ _SECTIONS: Final = {
         ),
         *("draft_temperature", "acceptance"),
     ),
-    "Text": ("max_tokens", "n_tokens", "stop", "ignore_eos"),
+    "Text": ("max_tokens", "n_tokens", "stop", "ignore_eos", "context_shift", "n_keep"),
     "Sampling": (
         *("temperature", "temperatures", "seed", *NUMBERS),
         *("dry_sequence_breakers", "logit_bias", "samplers"),

@@ -179,7 +179,13 @@ _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)
 # What a server has as defaults of its requests.
 default_options = gathered(
-    "settings", *shared.DRAFTING, _TEMPERATURE, *_SAMPLERS, shared.seed_option, *_REFUSED
+    "settings",
+    *shared.DRAFTING,
+    _TEMPERATURE,
+    *_SAMPLERS,
+    shared.seed_option,
+    *_REFUSED,
+    *shared.SHIFT,
 )
 audited_options = gathered(
     "options", shared.draft_temperature_option, *_SAMPLING, make=_to_generate
@@ -193,6 +199,7 @@ def text_options(*others: Option) -> Callable[[Command], Command]:
         *shared.DRAFTING,
         shared.stop_option,
         shared.ignore_eos_option,
+        *shared.SHIFT,
         *_SAMPLING,
         *others,
         make=_to_generate,

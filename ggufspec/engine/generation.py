@@ -27,10 +27,11 @@ from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft
 from ggufspec.engine.completion import Chunk, Completion, FinishReason
 from ggufspec.engine.constraints import sampling_of
-from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
+from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of_rows
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.reading import Pieces, Reading
+from ggufspec.engine.room import Room
 from ggufspec.engine.slots import DraftSession, SlotLease
 from ggufspec.engine.text import TextStream
 from ggufspec.llama.session import LlamaSession
@@ -82,6 +83,7 @@ class Generation:
         self.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
         self.arrived_at = perf_counter()
         self._all_tokens = array("i", tokens)  # with the text, and its stop token
+        self._n_reused = 0  # tokens of the prompt that the target held
         self._lease = SlotLease(pair.slots)
         below = pair.draft_of_draft
         drafter_name = options.drafter_name(
@@ -185,11 +187,25 @@ class Generation:
             self._write(round_, scored.logits)
             if self.finish_reason is not None:
                 self.end()
-            elif len(self._all_tokens) >= self._n_end:
-                self._finish()
+            elif len(self._all_tokens) >= self._room.n_end:
+                if self._room.can_shift:
+                    self._shift()
+                else:
+                    self._finish()
         except BaseException:
             self.end()
             raise
+
+    def _shift(self) -> None:
+        """Go on without a part of the text, and read what is left."""
+        self._room.shift(self._all_tokens)
+        self._loop.close()
+        self._loop = self._continued(n_end=self._room.n_end)
+        n_sharers = self.reading.n_sharers
+        self.reading = Reading(self._pair, self._all_tokens[:], self._heard)
+        self.reading.n_sharers = n_sharers
+        self._pieces = self._steps(found=None, n_top=None)
+        self.is_reading = True
 
     def _finish(self) -> None:
         constraint = self._constraint
@@ -208,7 +224,8 @@ class Generation:
         if self.has_begun:
             self._pieces.close()
         self._loop.close()
-        self._pair.texts.add_written(self._all_tokens, self.n_prompt)
+        n_prompt = max(self.n_prompt - self._room.n_dropped, 0)
+        self._pair.texts.add_written(self._all_tokens, n_prompt)
         if not self.is_reading:
             self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
         if isinstance(self._policy, AutoLength):
@@ -237,7 +254,7 @@ class Generation:
         stats = summarize(
             self.rounds,
             n_prompt=len(self._prompt),
-            n_prompt_reused=self.reading.n_reused,
+            n_prompt_reused=self._n_reused if self._room.n_dropped else self.reading.n_reused,
             n_generated=len(self._tokens),
             prompt_seconds=self._prompt_seconds,
             generation_seconds=self._ended_at - self._started_at,
@@ -279,19 +296,20 @@ class Generation:
         if self._has_stage:
             materials = replace(materials, stage=self._stage(materials, options))
         drafter: Drafter = drafters.make(drafter_name, materials)
-        n_most = pair.target.n_ctx if options.max_tokens is None else options.max_tokens
-        self._n_end = min(n_prompt + n_most, pair.target.n_ctx)
-        loop = speculate(
+        is_bound = sampling.constraint is not None or pair.target.options.is_exact
+        n_ctx = pair.target.n_ctx
+        self._room = Room(options, n_prompt=n_prompt, n_ctx=n_ctx, can_shift=not is_bound)
+        self._continued = partial(
+            speculate,
             self._all_tokens,
             drafter=drafter,
             verify=rules.rule(options.verify),
             sampling=sampling,
             uniforms=verify_uniforms,
             n_draft=n_draft,
-            n_end=self._n_end,
             stop_tokens=stop_tokens,
         )
-        return drafter, loop
+        return drafter, self._continued(n_end=self._room.n_end)
 
     def _stage(self, materials: drafters.Materials, options: CheckedOptions) -> drafters.Stage:
         """How the draft model's tokens are drafted: by its own draft, else by n-grams."""
@@ -314,20 +332,19 @@ class Generation:
         self._begun_at = perf_counter()
         slot = self._lease.take(self._prompt)
         self.session = slot.target
-        drafts: dict[str, DraftSession] = {}
+        self._drafts: dict[str, DraftSession] = {}
         if self._draft_reads_ahead:
             if slot.draft is not None and self._has_model:
-                drafts["draft"] = slot.draft
+                self._drafts["draft"] = slot.draft
             if slot.draft_of_draft is not None and self._has_third_model:
-                drafts["draft of the draft"] = slot.draft_of_draft
-        self._pieces = self.reading.steps(
-            self.session,
-            drafts,
-            uses_head=self._has_model,
-            found=self.prompt_logprobs,
-            n_top=self._n_top,
-        )
+                self._drafts["draft of the draft"] = slot.draft_of_draft
+        self._pieces = self._steps(self.prompt_logprobs, self._n_top)
         self.has_begun = True
+
+    def _steps(self, found: list[TokenLogprobs] | None, n_top: int | None) -> Pieces:
+        return self.reading.steps(
+            self.session, self._drafts, uses_head=self._has_model, found=found, n_top=n_top
+        )
 
     @property
     def _draft_reads_ahead(self) -> bool:
@@ -338,11 +355,13 @@ class Generation:
         return self._pair.head is not None or self._policy.reads_ahead(self.n_prompt)
 
     def _end_reading(self) -> None:
+        if self._room.n_dropped:
+            return
+        self._n_reused = self.reading.n_reused
         self._decode_seconds_before = self._pair.decode_seconds
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - self._begun_at
-        n_read = self.n_prompt - self.reading.n_reused
-        self._pair.slots.cache.observe_reading(n_read, self._prompt_seconds)
+        self._pair.slots.cache.observe_reading(self.n_prompt - self._n_reused, self._prompt_seconds)
 
     def _write(self, round_: Round, logits: Logits) -> None:
         n, rows = round_.n_accepted, []
@@ -377,13 +396,5 @@ class Generation:
         if text or tokens:
             self._text.append(text)
             self._tokens += tokens
-            logprobs = self._logprobs(tokens, rows)
+            logprobs = logprobs_of_rows(rows, tokens, self._n_top, self._pair.vocab)
             self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens), logprobs))
-
-    def _logprobs(
-        self, tokens: Sequence[int], rows: Sequence[NDArray[np.float32]]
-    ) -> tuple[TokenLogprobs, ...]:
-        if (n_top := self._n_top) is None:
-            return ()
-        of, vocab = zip(rows, tokens, strict=False), self._pair.vocab
-        return tuple(logprobs_of(row, token, n_top, vocab) for row, token in of)

@@ -63,3 +63,14 @@ def logprobs_of(logits: NDArray[np.float32], token: int, n_top: int, vocab: Voca
 def entry_of(token: int, logprob: float | None, vocab: Vocab) -> Logprob:
     data = vocab.piece(token)
     return Logprob(data, logprob, "" if data else vocab.name(token))
+
+
+def logprobs_of_rows(
+    rows: Sequence[NDArray[np.float32]], tokens: Sequence[int], n_top: int | None, vocab: Vocab
+) -> tuple[TokenLogprobs, ...]:
+    """Of each token, by the logits that it was drawn from; none without `n_top`."""
+    if n_top is None:
+        return ()
+    return tuple(
+        logprobs_of(row, token, n_top, vocab) for row, token in zip(rows, tokens, strict=False)
+    )

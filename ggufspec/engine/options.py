@@ -62,6 +62,10 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool  # ban the tokens that end a text
     shown_tokens: Collection[int]  # control tokens whose names are written into the text
     min_tokens: int  # tokens before which none that ends a text is allowed
+    # Where the context is full, go on without the older half of the text, but for the first n_keep
+    # tokens (negative: the prompt). Not in texts with a constraint or min_tokens.
+    context_shift: bool
+    n_keep: int
     # Such as "auto", "none". None: auto; for a fixed n_draft: staged if the draft has one, model.
     drafter: str | None
     # What the text may be, such as a file before an edit: drafted from, also after departures.
@@ -89,6 +93,8 @@ class CheckedOptions:
     ignore_eos: bool = False
     shown_tokens: Collection[int] = ()
     min_tokens: int = 0
+    context_shift: bool = False
+    n_keep: int = 0
     drafter: str | None = None
     prediction: str | Sequence[int] | None = None
     verify: str = defaults.VERIFY
@@ -164,6 +170,8 @@ class CheckedOptions:
             raise OptionError(f"tree is {self.tree!r}; it must be one of {known}")
         rules.rule(validate.text("verify", self.verify))
         validate.switch("ignore_eos", self.ignore_eos)
+        validate.switch("context_shift", self.context_shift)
+        validate.whole("n_keep", self.n_keep)
         validate.function("progress", self.progress)
         is_model = isinstance(self.json_schema, type) and hasattr(
             self.json_schema, "model_json_schema"

@@ -26,7 +26,16 @@ from ggufspec.server.schema import (
 # Fields with the name and the meaning of an option of the engine.
 _OPTIONS = (
     *(name for name in NUMBERS if name not in ("top_k", "top_p")),
-    *("dry_sequence_breakers", "stop", "ignore_eos", "min_tokens", "drafter", "tree", "verify"),
+    *(
+        "dry_sequence_breakers",
+        "stop",
+        "ignore_eos",
+        "min_tokens",
+        "n_keep",
+        "drafter",
+        "tree",
+        "verify",
+    ),
 )
 _OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _FIELDS_OF_TEMPLATES = {"messages", "tools", "add_generation_prompt"}  # the server sets them

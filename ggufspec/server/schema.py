@@ -108,6 +108,9 @@ class GenerationBody(_Numbers):
     min_tokens: int | None = Field(
         None, ge=0, le=2**31, description="So many tokens come before one that ends the text."
     )
+    n_keep: int | None = Field(
+        None, ge=-1, le=INT_MAX, description="First tokens that --context-shift keeps."
+    )
     top_p: float | None = Field(None, ge=0, le=1, description="0: the most likely token alone.")
     top_k: int | None = Field(None, ge=-1, le=INT_MAX, description="0 or -1: off.")
     repetition_penalty: float | None = Field(

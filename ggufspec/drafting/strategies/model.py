@@ -55,6 +55,7 @@ class ModelDrafter:
         }
         self._rows: Rows | None = None
         self._drafted: Draft | None = None
+        self._n_before = 0  # tokens of the text in the last round
         self._n_read: int | None = None  # tokens of the text that the draft model has read
         self._context = array("i")  # the text with what it has read, or may have, of the last draft
         self._forced = materials.forced
@@ -72,8 +73,9 @@ class ModelDrafter:
         has_read_more, self._drafted, self._growth = self._drafted is not None, None, None
         self._forced.start_round()
         policy = self._policy
-        if self._n_read is None:
-            self._n_read = len(tokens) - 1  # the prompt was read ahead
+        is_new, self._n_before = len(tokens) <= self._n_before, len(tokens)
+        if self._n_read is None or is_new:
+            self._n_read = len(tokens) - 1  # the prompt, or what is left of the text, was read
         elif has_read_more:
             self._n_read = min(self._n_read, n_same(self._context, token_array(tokens)))
         action = policy.start_round(n_max, len(tokens) - self._n_read)
