@@ -395,6 +395,15 @@ def test_states_of_a_text_that_was_not_taken_are_missing(contexts: Contexts, pai
     assert_rows(session, head_in(pair), TEXT, [])
 
 
+def test_rows_are_computed_again_after_measurements(contexts: Contexts) -> None:
+    """These use the context without its sessions, and forget all then."""
+    session = session_in(contexts)
+    row = session.score(TEXT[:1]).copy()
+    contexts.context.decode(TEXT[1:4], 3)
+    session.forget()
+    assert np.array_equal(session.score(TEXT[:1]), row)
+
+
 def test_logits_of_several_tokens_are_those_of_one_after_the_other(
     contexts: Contexts, pair: Pair
 ) -> None:
