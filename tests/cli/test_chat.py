@@ -236,7 +236,7 @@ def test_each_answer_has_a_seed_of_its_own(chat: Command, folder: Path, tmp_path
     kept = {"vocab": tiny.BPE, "chat_template": tiny.CHATML, "n_ctx_train": 1000}
     model = tiny.write_scripted(folder / "dice.gguf", [0], gap=0.0, **kept)
     path = tmp_path / "chat.json"
-    args = ("-n", "12", "--ignore-eos", "--seed")
+    args = ("-n", "12", "--ignore-eos", "--drafter", "none", "--seed")
     lines = ("hello", "/undo", "hello", "hello", f"/save {path}")
     chat(*lines, model=model, args=(*args, "5"))
     _, first, _, second = said(path)
@@ -345,7 +345,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         cache = str(tmp_path / "cache")
         shown = Terminal(*("chat", "-t", "1", "-m", model, *args), talk=True, GGUFSPEC_CACHE=cache)
         opened.append(shown)
-        shown.read_until(b"> ")
+        assert b"> " in shown.read_until(b"> "), shown.data
         return shown
 
     yield call
@@ -358,7 +358,21 @@ def press(terminal: Terminal, keys: str, until: str) -> str:
     """What a terminal shows after these keys, up to a text."""
     terminal.data = b""
     terminal.type(keys)
-    return terminal.read_until(until.encode()).decode()
+    shown = terminal.read_until(until.encode()).decode()
+    assert until in shown, "it has ended"
+    return shown
+
+
+def enter(terminal: Terminal, line: str, until: str, end: str = "\r") -> str:
+    """What a terminal shows after a line, up to the next prompt; before it, keys may be lost."""
+    shown = press(terminal, line + end, until)
+    terminal.data = shown.rpartition(until)[2].encode()
+    return shown + terminal.read_until(b"> ").decode()
+
+
+def interrupt(terminal: Terminal, line: str = "") -> None:
+    """Ctrl-C in a line that is begun."""
+    enter(terminal, line, "Ctrl-C again or Ctrl-D ends", end=CTRL_C)
 
 
 def test_a_typed_conversation(
@@ -366,14 +380,14 @@ def test_a_typed_conversation(
 ) -> None:
     path = tmp_path / "chat.json"
     first = terminal(polite, "-md", str(polite), "--draft-n", "2", "--temp", "0")
-    assert GREEN in press(first, "hello\r", "!")
+    assert GREEN in enter(first, "hello", "!")
     assert press(first, '"""\r', ". ").count(ANSWER) == 0
     press(first, "of\r", ". ")
-    assert "!" in press(first, 'world"""\r', "!")
-    press(first, f"/save {path}\r", "answers in")
-    press(first, "no such question" + CTRL_C, "Ctrl-C again or Ctrl-D ends")
-    assert "!" in press(first, UP * 5 + "\r", "!"), "the first message, from the history"
-    press(first, f"/save {path}.2\r", "answers in")
+    enter(first, 'world"""', "!")
+    enter(first, f"/save {path}", "answers in")
+    interrupt(first, "no such question")
+    enter(first, UP * 5, "!")  # the first message, from the history
+    enter(first, f"/save {path}.2", "answers in")
     first.type(CTRL_D)
     code, out, _ = first.end()
     assert (code, "Traceback" in out) == (0, False)
@@ -383,10 +397,10 @@ def test_a_typed_conversation(
     assert history.stat().st_mode & 0o077 == 0
     assert history.read_text("utf-8").split("\n")[:2] == ["hello", '"""']
     again = terminal(polite)
-    press(again, UP * 2 + "\r", "!")
-    press(again, f"/save {path}.3\r", "answer in")
+    enter(again, UP * 2, "!")
+    enter(again, f"/save {path}.3", "answer in")
     assert said(Path(f"{path}.3"))[0] == "hello", "from the history of the first chat"
-    press(again, CTRL_C, "ends")
+    interrupt(again)
     again.type(CTRL_C)
     assert again.end()[0] == 0
 
@@ -398,14 +412,13 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_chat(
     shown = terminal(endless, "-c", "100000", "--color", "off", "--temp", "0")
     press(shown, "hello\r", LETTERS)
     press(shown, CTRL_C, "> ")
-    press(shown, f"/save {path}\r", "1 answer in")
+    enter(shown, f"/save {path}", "1 answer in")
     hello, answer = said(path)
     assert (hello, answer[:26]) == ("hello", LETTERS)
-    shown.data = b""
-    shown.type("/stats\r")
+    enter(shown, "/stats", "on")
     press(shown, "say\r", LETTERS)
-    out = press(shown, CTRL_C, " in ")
+    out = press(shown, CTRL_C, "> ")
     shown.type("/exit\r")
     code, rest, _ = shown.end()
     assert (code, "Traceback" in out + rest) == (0, False)
-    assert prompts(out + rest)[-1][1] > len(answer) // 2, "the first answer was not read anew"
+    assert prompts(out)[-1][1] > len(answer) // 2, "the first answer was not read anew"
