@@ -216,7 +216,7 @@ class Generation:
 
     def end(self) -> None:
         """Give the slot back and store what was learned of the pair. Twice is fine."""
-        self._lease.leave()
+        self._lease.leave(self._all_tokens)
         self._asked = None
         if self.is_over:
             return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggufspec.common import defaults
-from ggufspec.decoding.types import n_same, token_array
+from ggufspec.decoding.types import token_array
 from ggufspec.llama.devices import free_memory
 from ggufspec.llama.saved_text import SavedText
 
@@ -26,6 +26,15 @@ class CachedText:
     @property
     def n_bytes(self) -> int:
         return sum(each.n_bytes for each in self.saved if each is not None)
+
+    def n_usable(self, tokens: Sequence[int]) -> int:
+        """How many tokens at the start of a text the target need not decode with it."""
+        target = self.saved[0]
+        return target.n_usable(tokens) if target is not None else 0
+
+    def replaces(self, other: CachedText) -> bool:
+        """Whether it is of as much use to each text that `other` is of use to."""
+        return self.n_usable(other.tokens) == len(other.tokens)
 
 
 class PromptCache:
@@ -47,28 +56,28 @@ class PromptCache:
         return sum(text.n_bytes for text in self._texts)
 
     def add(self, text: CachedText) -> None:
-        """Keep a text, unless a longer one that begins with it is kept; drop what has no room."""
+        """Keep a text, unless a longer one that can replace it is kept; drop what has no room."""
+        if text.n_bytes > self.n_bytes:
+            return
         for known in self._texts:
-            if n_same(known.tokens, text.tokens) == len(text.tokens):
-                return
-        self._texts = [
-            known for known in self._texts if n_same(known.tokens, text.tokens) < len(known.tokens)
-        ]
+            if known.replaces(text):
+                text = known
+        self._texts = [known for known in self._texts if not text.replaces(known)]
         self._texts.append(text)
-        while self._texts and self.n_held > self.n_bytes:
+        while self.n_held > self.n_bytes:
             del self._texts[0]
 
     def take(self, tokens: Sequence[int], n_known: int) -> CachedText | None:
-        """The text with the longest common beginning, if copying it is faster than reading.
+        """The text that most of `tokens` can go on from, if copying it is faster than reading.
 
         `n_known`: tokens at the start of `tokens` that need not be read without it. It is no longer
         in the cache.
         """
         tokens = token_array(tokens)
-        best = max(self._texts, key=lambda text: n_same(text.tokens, tokens), default=None)
+        best = max(self._texts, key=lambda text: text.n_usable(tokens), default=None)
         if best is None:
             return None
-        n_saved = n_same(best.tokens, tokens) - n_known
+        n_saved = best.n_usable(tokens) - n_known
         costs = best.n_bytes * self._copy_seconds
         if n_saved <= 0 or costs > n_saved * (self._read_seconds or costs):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -44,6 +45,7 @@ class Slot:
     leases: WeakSet[SlotLease] = field(default_factory=WeakSet)
     used_at: int = 0  # the higher, the later
     n_prompt: int = 0  # tokens of its last prompt
+    text: array[int] | None = None  # its last one, with the prompt; None: it is not over
 
     @property
     def sessions(self) -> Sequence[DraftSession | None]:
@@ -58,6 +60,29 @@ class Slot:
     def n_users(self) -> int:
         """Generations that use it."""
         return len(self.leases)
+
+    def saved(self) -> CachedText | None:
+        """A copy of its text; None: it has none. What was drafted and rejected is dropped.
+
+        Raises DecodeError, ClosedError.
+        """
+        text = self.target.held if self.text is None else self.text
+        saved = [session.save(text) if session is not None else None for session in self.sessions]
+        return CachedText(saved[0].tokens, saved) if saved[0] is not None else None
+
+    def restore(self, text: CachedText) -> None:
+        """Hold a text that was saved, and nothing else. Raises DecodeError, ClosedError."""
+        self.text = None
+        for session, saved in zip(self.sessions, text.saved, strict=True):
+            if session is not None:
+                session.restore(saved)
+
+    def forget(self) -> None:
+        """Hold nothing. Raises ClosedError."""
+        self.text = None
+        for session in self.sessions:
+            if session is not None:
+                session.forget()
 
 
 class Slots:
@@ -113,7 +138,7 @@ class Slots:
             self._keep(chosen, tokens)
         if not n_users:
             self._restore(chosen, tokens)
-        chosen.used_at, chosen.n_prompt = next(self.clock), len(tokens)
+        chosen.used_at, chosen.n_prompt, chosen.text = next(self.clock), len(tokens), None
         chosen.leases.add(lease)
         return chosen
 
@@ -124,11 +149,9 @@ class Slots:
         if not self.cache.n_bytes or n_lost < max(_N_WORTH_KEEPING, _SHARE_WORTH_KEEPING * n_held):
             return
         started = perf_counter()
-        held = slot.target.held
-        saved = [session.save() if session is not None else None for session in slot.sessions]
-        text = CachedText(held, saved)
-        self.cache.observe_copy(text.n_bytes, perf_counter() - started)
-        self.cache.add(text)
+        if (text := slot.saved()) is not None:
+            self.cache.observe_copy(text.n_bytes, perf_counter() - started)
+            self.cache.add(text)
 
     def _restore(self, slot: Slot, tokens: Sequence[int]) -> None:
         """Copy a cached text into a slot, if that is faster than reading the rest of `tokens`."""
@@ -137,13 +160,13 @@ class Slots:
             return
         started = perf_counter()
         try:
-            for session, saved in zip(slot.sessions, text.saved, strict=True):
-                if session is not None:
-                    session.restore(saved)
-        except DecodeError:  # the memory of its caches is too fragmented: the prompt is read
-            for session in slot.sessions:
-                if session is not None:
-                    session.forget()
+            slot.restore(text)
+        except DecodeError:  # as where its caches have no room: the prompt is read
+            slot.forget()
+            return
+        except BaseException:  # Ctrl-C
+            self.cache.add(text)
+            raise
         self.cache.observe_copy(text.n_bytes, perf_counter() - started)
 
     def nearest(self, tokens: Sequence[int]) -> Slot:
@@ -154,9 +177,7 @@ class Slots:
         """Empty all slots. Raises ClosedError."""
         self.cache.forget()
         for slot in self._all:
-            for session in slot.sessions:
-                if session is not None:
-                    session.forget()
+            slot.forget()
 
     def _borrow(self, slot: Slot, tokens: Sequence[int]) -> None:
         for mine, *theirs in zip(
@@ -185,10 +206,11 @@ class SlotLease:
         self._slot = self._slots.take(self, tokens)
         return self._slot
 
-    def leave(self) -> None:
-        """The generation has ended. Twice is fine."""
+    def leave(self, text: array[int] | None = None) -> None:
+        """The generation has ended with `text`, prompt included. Twice is fine."""
         slot, self._slot = self._slot, None
         if slot is not None:
+            slot.text = text
             slot.leases.discard(self)
             slot.used_at = next(self._slots.clock)
 

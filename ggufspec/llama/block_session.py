@@ -52,6 +52,7 @@ class BlockSession:
         self._text = array("i")  # these tokens
         self._gaps: list[float] = []  # of its first rows
         self._candidates: Candidates | None = None  # of DFlash2
+        self._n_firm = 0  # see saved_text.n_firm
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
@@ -91,8 +92,7 @@ class BlockSession:
         tokens = token_array(tokens)
         self._given.choose_path(tokens)
         self._given.cut(tokens)
-        n_held = self.n_common(tokens)
-        del self._held[n_held:]
+        n_held = self._drop(tokens)
         return self._given.end if self._given.first <= n_held <= self._given.end else n_held
 
     def take(self, position: int, part: BatchPart, states: Hidden) -> None:
@@ -110,7 +110,16 @@ class BlockSession:
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` it has read. Raises ClosedError."""
         tokens = token_array(tokens)
-        return min(n_same(tokens, self._held), self._context.n_common(tokens, self.sequence))
+        n = min(n_same(tokens, self._held), self._context.n_common(tokens, self.sequence))
+        return n if n >= self._n_firm else 0
+
+    def _drop(self, tokens: array[int]) -> int:
+        """Count as not read what differs from `tokens`; returns how many remain."""
+        n = self.n_common(tokens)
+        del self._held[n:]
+        if n < self._n_firm:
+            self._n_firm = 0
+        return n
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read what the target has read of `tokens` last; the rest was read along with it."""
@@ -121,11 +130,13 @@ class BlockSession:
         """Empty the cache of this sequence. Raises ClosedError."""
         self._context.truncate(0, self.sequence)
         del self._held[:]
+        self._n_firm = 0
         self._given.forget()
         self._blocks.owner = None
 
-    def save(self) -> SavedText | None:
-        """What was read. Raises DecodeError, ClosedError."""
+    def save(self, tokens: Sequence[int]) -> SavedText | None:
+        """What it reads of a text. Raises DecodeError, ClosedError."""
+        self.read(tokens)
         self._context.truncate(len(self._held), self.sequence)
         return saved_text.save(self._context, self.sequence)
 
@@ -135,6 +146,7 @@ class BlockSession:
         if saved is not None:
             saved_text.restore(self._context, saved, self.sequence)
             self._held = saved.tokens[:]
+            self._n_firm = saved_text.n_firm(self._context, len(saved.tokens))
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take over `tokens`, with which the text of another sequence that has read them begins."""
@@ -172,7 +184,7 @@ class BlockSession:
         if i >= self._n_rows:
             raise NoRoomError(f"the head drafts {max(self._n_rows, 0)} tokens at once")
         n_before = len(text) - 1
-        del self._held[self.n_common(text[:n_before]) :]
+        self._drop(text[:n_before])
         self._read(n_before)
         if len(self._held) < n_before:
             raise NoRoomError("hidden states of this text are missing")

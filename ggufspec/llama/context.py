@@ -218,6 +218,10 @@ class Context:
         """llama.cpp has given the sequence, which held nothing, the cells of `tokens`."""
         self._open().hold(tokens, sequence)  # type: ignore[arg-type]  # int32
 
+    def distrust(self, sequence: int = 0) -> None:
+        """llama.cpp may hold more of the sequence than its tokens, until `hold` or `truncate`."""
+        self._open().begin_restore(self.n_cells(sequence), sequence)
+
     def n_common(self, tokens: array[int], sequence: int = 0) -> int:
         """How many tokens at the start of `tokens` a sequence holds."""
         return self._open().n_common(tokens, sequence)  # type: ignore[arg-type]

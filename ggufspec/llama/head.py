@@ -138,6 +138,7 @@ class HeadSession:
         self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...
         self._given = GivenStates(head.n_unread_max)
         self._last = 0  # the token of the last batch that has logits
+        self._n_firm = 0  # see saved_text.n_firm
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
@@ -193,14 +194,20 @@ class HeadSession:
         self._cut(0)
         self._given.forget()
 
-    def save(self) -> SavedText | None:
-        """What was read with the target's states. Raises DecodeError, ClosedError."""
+    def save(self, tokens: Sequence[int]) -> SavedText | None:
+        """What it reads of a text with the target's states. Raises DecodeError, ClosedError."""
+        self.read(tokens)
         self._cut(self._n_true)
-        self._context.truncate(max(self._n_true - self._n_skipped, 0), self.sequence)
-        if self._context.n_cells(self.sequence) < max(self._n_true - self._n_skipped, 0):
-            return None
+        n = max(self._n_true - self._n_skipped, 0)
+        self._context.truncate(n, self.sequence)
         saved = saved_text.save(self._context, self.sequence)
-        return saved._replace(tokens=self._text[:])
+        if saved is None or len(saved.tokens) < n:
+            return None
+        state = None
+        if self._can_go_on:
+            state = self._given.between(self._n_true - 1, self._n_true).copy()
+        n_least = saved_text.n_firm(self._context, self._n_true)
+        return saved._replace(tokens=self._text[:], n_least=n_least, state=state)
 
     def restore(self, saved: SavedText | None) -> None:
         """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
@@ -208,7 +215,10 @@ class HeadSession:
         if saved is not None:
             cells = saved._replace(tokens=saved.tokens[self._n_skipped :])
             saved_text.restore(self._context, cells, self.sequence)
-            self._text, self._n_true = saved.tokens[:], len(saved.tokens)
+            n = self._n_true = len(saved.tokens)
+            self._text, self._n_firm = saved.tokens[:], saved_text.n_firm(self._context, n)
+            if saved.state is not None:
+                self._given.take(n - 1, BatchPart(self.sequence, saved.tokens[-1:], 0), saved.state)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take over `tokens`, with which the text of another sequence that has read them begins."""
@@ -317,6 +327,8 @@ class HeadSession:
 
     def _cut(self, n_tokens: int) -> None:
         """Count tokens from `n_tokens` on as not read."""
+        if n_tokens < self._n_firm:
+            n_tokens = self._n_firm = 0
         del self._text[n_tokens:]
         if n_tokens < self._n_true:
             self._own = []

@@ -94,9 +94,9 @@ class MappedSession:
         self._ahead = None
         self._session.forget()
 
-    def save(self) -> SavedText | None:
-        """See LlamaSession.save; its tokens are those of the draft."""
-        return self._session.save()
+    def save(self, tokens: Sequence[int]) -> SavedText | None:
+        """See LlamaSession.save; what is saved has tokens of the draft."""
+        return self._session.save(self._reading(tokens))
 
     def restore(self, saved: SavedText | None) -> None:
         """See LlamaSession.restore."""

@@ -11,6 +11,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec.decoding.types import n_same, token_array
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Checkpoint, Context
 from ggufspec.llama.log import listening
@@ -21,22 +22,40 @@ Bytes = NDArray[np.uint8]
 class SavedText(NamedTuple):
     """tokens: that the cells are of. cells: in llama.cpp's form. checkpoints: see LlamaSession.
 
-    n_prompt: tokens of the last prompt, in an exact context.
+    n_prompt: tokens of the last prompt, in an exact context. n_least: a text that begins with fewer
+    of the tokens cannot go on from the cells. state (1, width): of a head, the target's hidden
+    state of the last token.
     """
 
     tokens: array[int]
     cells: Bytes
     checkpoints: Sequence[tuple[int, Checkpoint]] = ()
     n_prompt: int = 0
+    n_least: int = 0
+    state: NDArray[np.float32] | None = None
 
     @property
     def n_bytes(self) -> int:
         n_saved = sum(saved.nbytes for _, saved in self.checkpoints)
-        return int(self.cells.nbytes) + n_saved + len(self.tokens) * self.tokens.itemsize
+        n_state = 0 if self.state is None else self.state.nbytes
+        return int(self.cells.nbytes) + n_saved + n_state + len(self.tokens) * self.tokens.itemsize
+
+    def n_usable(self, tokens: Sequence[int]) -> int:
+        """How many tokens at the start of a text need not be decoded with what is saved."""
+        n = n_same(self.tokens, token_array(tokens))
+        if n >= self.n_least:
+            return n
+        return max((n_saved for n_saved, _ in self.checkpoints if n_saved <= n), default=0)
 
 
-def save(context: Context, sequence: int) -> SavedText:
-    """A copy of what a sequence holds. Raises DecodeError, ClosedError."""
+def save(context: Context, sequence: int) -> SavedText | None:
+    """A copy of what a sequence holds; None: nothing, or not the state after its tokens.
+
+    Raises DecodeError, ClosedError.
+    """
+    tokens = context.cells(sequence)
+    if not tokens or not context.truncate(len(tokens), sequence):
+        return None
     with listening():
         size = llama_cpp.llama_state_seq_get_size_ext(context.pointer, sequence, 0)
         cells = np.empty(size, np.uint8)
@@ -45,16 +64,29 @@ def save(context: Context, sequence: int) -> SavedText:
         )
     if not size or written != size:
         raise DecodeError(f"llama.cpp saved {written} of {size} bytes of a text")
-    return SavedText(context.cells(sequence), cells)
+    # A recurrent state is that of all tokens; llama.cpp leaves out what the window at the end of
+    # the text does not see, so one token can be dropped.
+    is_recurrent = context.n_droppable is not None
+    n_least = len(tokens) if is_recurrent else n_firm(context, len(tokens))
+    return SavedText(tokens, cells, n_least=n_least)
+
+
+def n_firm(context: Context, n_tokens: int) -> int:
+    """Of a text of so many tokens that was restored: those that cannot be dropped any more.
+
+    A text that has fewer of them is read from its first token.
+    """
+    return max(n_tokens - 1, 0) if context.model.has_windows else 0
 
 
 def restore(context: Context, saved: SavedText, sequence: int) -> None:
     """Have a sequence hold what was saved, and nothing else. Raises DecodeError, ClosedError.
 
-    `saved` is of a context of the same model, with caches of the same types. After an error the
-    sequence holds nothing.
+    `saved` is of a context of the same model, with caches of the same types. After an error, or a
+    Ctrl-C, the sequence holds nothing.
     """
     context.truncate(0, sequence)
+    context.distrust(sequence)
     with listening() as log:
         read = llama_cpp.llama_state_seq_set_data_ext(
             context.pointer, _buffer(saved.cells), saved.cells.size, sequence, 0

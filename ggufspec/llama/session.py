@@ -75,6 +75,7 @@ class LlamaSession:
         self._n_exact = min(_EXACT_PIECE, context.n_batch) if context.options.is_exact else 0
         self._n_prompt = 0
         self._short = ShortCache(context, sequence) if context.options.n_kept else None
+        self._n_firm = 0  # see saved_text.n_firm
 
     def score(
         self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
@@ -108,7 +109,11 @@ class LlamaSession:
         """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
         if self._short is not None:
             return self._short.n_common(tokens)
-        return self._context.n_common(token_array(tokens), self.sequence)
+        return self._n_known(token_array(tokens))
+
+    def _n_known(self, tokens: array[int]) -> int:
+        n = self._context.n_common(tokens, self.sequence)
+        return n if n >= self._n_firm else 0
 
     @property
     def n_ctx(self) -> int:
@@ -180,7 +185,7 @@ class LlamaSession:
 
         In an exact context: those of whole pieces, or of the same prompt.
         """
-        n = self._context.n_common(tokens, self.sequence)
+        n = self._n_known(tokens)
         if not self._n_exact or n == len(tokens) == self._n_prompt:
             return n
         n = min(n, self._n_prompt)
@@ -189,7 +194,7 @@ class LlamaSession:
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
         self._checkpoints.take(())
-        self._n_prompt = 0
+        self._n_prompt = self._n_firm = 0
         self._context.truncate(0, self.sequence)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -204,14 +209,18 @@ class LlamaSession:
         else:
             self._context.copy_prefix(sequence, self.sequence, token_array(tokens))
 
-    def save(self) -> SavedText | None:
-        """A copy of all that is held; None where a part of the text is left out.
+    def save(self, tokens: Sequence[int]) -> SavedText | None:
+        """A copy of what is held of a text, after dropping cells that differ.
 
-        Raises DecodeError, ClosedError.
+        None: nothing is, or a part of the text is left out. Raises DecodeError, ClosedError.
         """
         if self._short is not None:
             return None
+        tokens = token_array(tokens)
+        self._resume(tokens, self._n_prompt if self._n_exact else len(tokens))
         saved = saved_text.save(self._context, self.sequence)
+        if saved is None:
+            return None
         return saved._replace(checkpoints=tuple(self._checkpoints.saved), n_prompt=self._n_prompt)
 
     def restore(self, saved: SavedText | None) -> None:
@@ -221,6 +230,7 @@ class LlamaSession:
             saved_text.restore(self._context, saved, self.sequence)
             self._checkpoints.take(saved.checkpoints)
             self._n_prompt = saved.n_prompt
+            self._n_firm = saved_text.n_firm(self._context, len(saved.tokens))
 
     def prepare(
         self,
@@ -257,6 +267,8 @@ class LlamaSession:
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
         n_most = min(n_most, self._n_needless(tokens))
+        if min(self._context.n_common(tokens, self.sequence), n_most) < self._n_firm:
+            n_most = self._n_firm = 0
         known = self._context.resume(tokens, n_most, self.sequence)
         if self._n_exact and known < self._n_prompt:
             self._n_prompt = known - known % self._n_exact

@@ -86,7 +86,7 @@ class SharedCacheSession:
         self._states = self._states[:0]
         self._text, self._n_true, self._own = array("i"), 0, []
 
-    def save(self) -> SavedText | None:
+    def save(self, tokens: Sequence[int]) -> SavedText | None:
         """Nothing: the target's cells are those that it reads."""
         return None
 

@@ -1,0 +1,502 @@
+"""Texts that leave their slots are kept, and copied back: later turns read only what is new."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import head_pairs
+import numpy as np
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.decoding.types import Logits
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.prompt_cache import CachedText, PromptCache
+from ggufspec.engine.slots import Slot
+from ggufspec.errors import ClosedError, DecodeError, OptionError
+from ggufspec.llama import saved_text
+from ggufspec.llama.saved_text import SavedText
+from ggufspec.llama.session import LlamaSession
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 8}
+MIB = 2**20
+
+
+# The cache alone
+
+
+def text_of(tokens: Sequence[int], n_bytes: int = 1000, n_least: int = 0) -> CachedText:
+    cells = np.zeros(n_bytes, np.uint8)
+    return CachedText(array("i", tokens), [SavedText(array("i", tokens), cells, n_least=n_least)])
+
+
+def size_of(n_tokens: int, n_bytes: int = 1000) -> int:
+    return text_of(range(n_tokens), n_bytes).n_bytes
+
+
+def test_the_text_with_the_longest_beginning_is_taken_out() -> None:
+    cache = PromptCache(MIB)
+    texts = [text_of(each) for each in ([1, 2, 3, 4], [1, 2, 9], [5, 6])]
+    for text in texts:
+        cache.add(text)
+    assert cache.take([1, 2, 3, 8, 8], 0) is texts[0]
+    assert cache.take([1, 2, 3, 8, 8], 0) is texts[1]
+    assert cache.take([1, 2, 3, 8, 8], 0) is None
+    assert cache.n_texts == 1
+
+
+def test_a_text_of_which_no_more_is_used_stays() -> None:
+    cache = PromptCache(MIB)
+    cache.add(text_of([1, 2, 3]))
+    assert cache.take([1, 2, 4], 2) is None
+    assert cache.take([7], 0) is None
+    assert cache.n_texts == 1
+
+
+def test_those_that_were_used_longest_ago_are_dropped_for_room() -> None:
+    cache = PromptCache(3 * size_of(3))
+    texts = [text_of([i, 2, 3]) for i in range(3)]
+    for text in texts:
+        cache.add(text)
+    taken = cache.take([0, 2, 3], 0)
+    assert taken is not None
+    cache.add(taken)
+    cache.add(text_of([3, 2, 3]))
+    assert cache.n_held <= cache.n_bytes
+    assert cache.take([1, 2, 3], 0) is None
+    assert cache.take([0, 2, 3], 0) is taken
+
+
+def test_a_text_that_is_larger_than_the_cache_drops_no_other() -> None:
+    cache = PromptCache(2 * size_of(3))
+    cache.add(text_of([1, 2, 3]))
+    cache.add(text_of([4, 5, 6], n_bytes=3000))
+    assert cache.n_texts == 1
+    assert cache.take([1, 2, 3], 0) is not None
+
+
+def test_a_text_that_begins_another_one_is_dropped() -> None:
+    for order in (1, -1):
+        cache = PromptCache(MIB)
+        for tokens in [[1, 2, 3], [1, 2, 3, 4]][::order]:
+            cache.add(text_of(tokens))
+        assert cache.n_texts == 1
+        taken = cache.take([1, 2, 3, 4, 5], 0)
+        assert taken is not None
+        assert list(taken.tokens) == [1, 2, 3, 4]
+
+
+def test_but_not_if_the_longer_one_cannot_go_back_to_it() -> None:
+    cache = PromptCache(MIB)
+    for tokens in ([1, 2, 3, 4], [1, 2, 3]):
+        cache.add(text_of(tokens, n_least=len(tokens)))
+    assert cache.n_texts == 2
+    taken = cache.take([1, 2, 3, 9], 0)
+    assert taken is not None
+    assert list(taken.tokens) == [1, 2, 3]
+
+
+def test_checkpoints_are_counted_and_gone_back_to() -> None:
+    state = np.zeros(100, np.uint8)
+    saved = SavedText(array("i", range(9)), np.zeros(10, np.uint8), [(3, state), (6, state)], 0, 9)
+    assert saved.n_bytes == 10 + 200 + 9 * 4
+    assert [saved.n_usable(range(n)) for n in (2, 3, 5, 6, 8, 9, 12)] == [0, 3, 3, 6, 6, 9, 9]
+
+
+def test_a_text_is_taken_where_copying_is_faster_than_reading() -> None:
+    for seconds, is_taken in ((0.5, True), (2.0, False)):
+        cache = PromptCache(MIB)
+        text = text_of(range(100))
+        cache.add(text)
+        cache.observe_copy(text.n_bytes, seconds)
+        cache.observe_reading(1000, 10.0)
+        assert (cache.take(range(100), 0) is not None) is is_taken
+        assert cache.take(range(1000, 1100), 0) is None
+    cache.observe_copy(text.n_bytes, 0.0)  # it is learned
+    for _ in range(20):
+        cache.observe_copy(text.n_bytes, 0.001)
+    assert cache.take(range(100), 0) is text
+
+
+# Conversations
+
+
+Files = dict[str, Any]  # arguments of load
+
+
+def plain(folder: Path) -> Files:
+    return {"target": tiny.write_llama(folder / "target.gguf")}
+
+
+def with_draft(folder: Path) -> Files:
+    return {**plain(folder), "draft": tiny.write_llama(folder / "draft.gguf", n_layer=1)}
+
+
+def with_foreign_draft(folder: Path) -> Files:
+    vocab = tiny.bpe_vocab(words=(*tiny.WORDS, " zebra", " quilt"))
+    return {
+        **plain(folder),
+        "draft": tiny.write_llama(folder / "draft.gguf", vocab=vocab, n_layer=1),
+    }
+
+
+def with_draft_of_draft(folder: Path) -> Files:
+    return {**with_draft(folder), "draft_of_draft": folder / "draft.gguf"}
+
+
+def with_short_draft(folder: Path) -> Files:
+    return {**with_draft(folder), "n_ctx_draft": 64}
+
+
+def same(write: Callable[..., Path]) -> Callable[[Path], Files]:
+    """A model that drafts for one like it, with other weights."""
+
+    def files(folder: Path) -> Files:
+        target = write(folder / "target.gguf")
+        return {"target": target, "draft": write(folder / "draft.gguf", perturb=0.1)}
+
+    return files
+
+
+def alone(write: Callable[..., Path]) -> Callable[[Path], Files]:
+    return lambda folder: {"target": write(folder / "target.gguf")}
+
+
+def headed(write: head_pairs.Writer) -> Callable[[Path], Files]:
+    def files(folder: Path) -> Files:
+        pair = write(folder)
+        return {"target": pair.target, "draft": pair.draft}
+
+    return files
+
+
+MODELS: dict[str, Callable[[Path], Files]] = {
+    "plain": plain,
+    "draft": with_draft,
+    "foreign draft": with_foreign_draft,
+    "draft of the draft": with_draft_of_draft,
+    "mamba": same(tiny.write_mamba),
+    "rwkv": alone(tiny.write_rwkv),
+    "hybrid": same(tiny.write_hybrid),
+    "rollback": same(tiny.write_qwen35),
+    "windows": same(tiny.write_swa),
+}
+HEADS = {name: headed(write) for name, write in head_pairs.WRITERS.items()}
+ALL = {**MODELS, **HEADS}
+
+
+@pytest.fixture(scope="module", params=ALL)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def files(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return ALL[kind](tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(autouse=True)
+def _copying_is_cheap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is with models that take longer than these to read a text."""
+    if "faster" not in request.node.name:
+        monkeypatch.setattr(PromptCache, "observe_copy", lambda *_: None)
+
+
+def load(files: Files, **options: Any) -> Engine:
+    how = {"n_ctx": 256, "n_batch": 32, "n_threads": 1, "tuned": False, "cache_ram": 64}
+    return ggufspec.load(**{**files, **how, **options})
+
+
+def how_of(files: Files) -> dict[str, Any]:
+    drafter = "staged" if "draft_of_draft" in files else "model" if "draft" in files else "ngram"
+    return {**GREEDY, "drafter": drafter, "n_draft": 4}
+
+
+def prompt_of(which: int, n: int = 80) -> list[int]:
+    return [3 + (31 * which + (7 + 2 * which) * i) % 200 for i in range(n)]
+
+
+def in_turns(
+    engine: Engine, n_conversations: int, n_turns: int = 3, **how: Any
+) -> list[list[ggufspec.Completion]]:
+    """What is written in each turn of each conversation."""
+    prompts = [prompt_of(which) for which in range(n_conversations)]
+    turns = []
+    for turn in range(n_turns):
+        written = []
+        for prompt in prompts:
+            written.append(engine.generate(prompt, **how))
+            prompt += [*written[-1].tokens, *prompt_of(40 + turn, 12)]
+        turns.append(written)
+    return turns
+
+
+def tokens_of(turns: Sequence[Sequence[ggufspec.Completion]]) -> list[tuple[int, ...]]:
+    return [written.tokens for turn in turns for written in turn]
+
+
+def test_two_conversations_on_one_slot_read_what_is_new(kind: str, files: Files) -> None:
+    how = how_of(files)
+    with load(files) as engine, load(files, cache_ram=0) as without:
+        found, expected = in_turns(engine, 2, **how), in_turns(without, 2, **how)
+        assert tokens_of(found) == tokens_of(expected)
+        assert engine.pair.slots.cache.n_texts == 1  # the other one is in the slot
+    for turn in found[1:]:
+        for written in turn:
+            n_new = written.stats.n_prompt - written.stats.n_prompt_reused
+            assert n_new <= 12 + 3, kind  # rejected drafts, and the last tokens
+    if kind in HEADS:
+        rates = [
+            [each.stats.acceptance for turn in turns for each in turn]
+            for turns in (found, expected)
+        ]
+        assert rates[0] == rates[1]
+
+
+def test_a_turn_that_departs_earlier_gets_the_text_of_a_new_conversation(
+    kind: str, files: Files
+) -> None:
+    """Also where cells or states that it would need were not saved."""
+    how = how_of(files)
+    with load(files) as engine, load(files, cache_ram=0) as fresh:
+        for n_kept in (10, 60, 79, 84):
+            first = engine.generate(prompt_of(1), **how)
+            engine.generate(prompt_of(2), **how)
+            longer = [*prompt_of(1), *first.tokens]
+            prompt = [*longer[:n_kept], *prompt_of(5, 10)]
+            fresh.forget()
+            assert engine.generate(prompt, **how).tokens == fresh.generate(prompt, **how).tokens
+            again = [*prompt_of(2), *prompt_of(6, 5)]
+            fresh.forget()
+            assert engine.generate(again, **how).tokens == fresh.generate(again, **how).tokens
+
+
+@pytest.mark.parametrize("name", ["draft", "hybrid", "windows", "qwen35", "eagle3", "dflash"])
+def test_more_conversations_than_slots(name: str, tmp_path: Path) -> None:
+    files = ALL[name](tmp_path)
+    how = how_of(files)
+    with load(files, n_slots=2) as engine, load(files, cache_ram=0) as without:
+        found, expected = in_turns(engine, 4, **how), in_turns(without, 4, **how)
+        assert tokens_of(found) == tokens_of(expected)
+        assert engine.pair.slots.cache.n_texts == 2
+    for written in (each for turn in found[1:] for each in turn):
+        assert written.stats.n_prompt - written.stats.n_prompt_reused <= 12 + 3
+
+
+def test_a_draft_that_leaves_out_a_part_of_the_text_reads_it_anew(tmp_path: Path) -> None:
+    files = with_short_draft(tmp_path)
+    how = how_of(files)
+    with load(files) as engine, load(files, cache_ram=0) as without:
+        assert tokens_of(in_turns(engine, 2, **how)) == tokens_of(in_turns(without, 2, **how))
+
+
+def test_exact_passes_have_the_same_bits_after_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[tuple[int, ...], bytes] = {}
+    real = LlamaSession.score
+
+    def noted(
+        self: LlamaSession, tokens: Sequence[int], draft: Sequence[int] = (), *more: Any
+    ) -> Logits:
+        logits = real(self, tokens, draft, *more)
+        if self.n_rows == 4:  # of the target
+            for i, row in enumerate(logits):
+                text = (*tokens, *draft[:i])
+                assert found.setdefault(text, row.tobytes()) == row.tobytes(), len(text)
+        return logits
+
+    monkeypatch.setattr(LlamaSession, "score", noted)
+    files = with_draft(tmp_path)
+    with load(files, exact=True) as engine, load(files, exact=True, cache_ram=0) as without:
+        turns = in_turns(engine, 2, **{**GREEDY, "n_draft": 3, "drafter": "model"})
+        others = in_turns(without, 2, **{**GREEDY, "drafter": "none"})
+        assert tokens_of(turns) == tokens_of(others)
+    for written in turns[1]:
+        assert written.stats.n_prompt_reused == 64  # whole pieces
+
+
+def test_a_text_with_a_seed_stays_the_same(tmp_path: Path) -> None:
+    files = with_draft(tmp_path)
+    how: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 30, "n_draft": "auto"}
+    with load(files) as engine:
+        first = engine.generate(prompt_of(1), **how)
+        engine.generate(prompt_of(2), **how)
+        again = engine.generate(prompt_of(1), **how)
+        assert again.stats.n_prompt_reused >= 79
+        assert again.tokens == first.tokens
+
+
+def test_all_sessions_hold_the_text_that_is_copied_back(kind: str, files: Files) -> None:
+    with load(files) as engine:
+        engine.generate(prompt_of(1), **how_of(files))
+        (slot,) = engine.pair.slots
+        text = slot.saved()
+        assert text is not None
+        slot.forget()
+        assert not any(session.n_common(text.tokens) for session in slot.sessions if session)
+        slot.restore(text)
+        held = [session.n_common(text.tokens) for session in slot.sessions if session]
+    assert len(text.tokens) >= 80
+    assert min(held) >= len(text.tokens) - 5, held  # drafts may not have read the last round
+
+
+@pytest.mark.parametrize("name", ["mamba", "hybrid"])
+def test_checkpoints_are_copied_with_a_text(name: str, tmp_path: Path) -> None:
+    files = ALL[name](tmp_path)
+    with load(files) as engine:
+        engine.generate(prompt_of(1), **how_of(files))
+        engine.generate(prompt_of(2), **how_of(files))
+        written = engine.generate([*prompt_of(1), *prompt_of(7, 6)], **how_of(files))
+    assert 60 < written.stats.n_prompt_reused <= 80
+
+
+# Memory
+
+
+def test_the_texts_held_have_room_in_the_cache(tmp_path: Path) -> None:
+    with load({"target": tiny.write_llama(tmp_path / "t.gguf", n_embd=256)}, cache_ram=1) as engine:
+        cache = engine.pair.slots.cache
+        held = []
+        for which in range(12):
+            engine.generate(prompt_of(which, 200), **GREEDY)
+            held.append(cache.n_held)
+        assert cache.n_bytes == MIB
+        assert MIB / 2 < max(held) <= MIB
+        assert 1 < cache.n_texts < 11
+
+
+def test_without_room_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_text, "save", None)  # is not called
+    with load(plain(tmp_path), cache_ram=0) as engine:
+        in_turns(engine, 3, 2, **GREEDY)
+        assert engine.pair.slots.cache.n_texts == 0
+
+
+def test_short_texts_and_small_changes_are_not_kept(tmp_path: Path) -> None:
+    with load(plain(tmp_path)) as engine:
+        for which in range(3):
+            engine.generate(prompt_of(which, 40), **GREEDY)
+        engine.generate(prompt_of(9), **GREEDY)
+        engine.generate([*prompt_of(9)[:75], 5], **GREEDY)
+        assert engine.pair.slots.cache.n_texts == 0
+
+
+def test_the_memory_is_named_in_whole_numbers(tmp_path: Path) -> None:
+    for value in (-1, 2**31, "all"):
+        with pytest.raises(OptionError, match="cache_ram"):
+            load(plain(tmp_path), cache_ram=value)
+
+
+def test_forget_drops_the_texts_kept(tmp_path: Path) -> None:
+    with load(plain(tmp_path)) as engine:
+        in_turns(engine, 3, 1, **GREEDY)
+        assert engine.pair.slots.cache.n_texts == 2
+        engine.forget()
+        assert engine.pair.slots.cache.n_texts == 0
+        assert engine.generate(prompt_of(0), **GREEDY).stats.n_prompt_reused == 0
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("name", ["draft", "hybrid", "eagle3", "dflash"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_copy_that_fails_leaves_the_prompt_to_be_read(
+    name: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copy is that of the target, the second that of its draft."""
+    files = ALL[name](tmp_path)
+    how, real, calls = how_of(files), saved_text.restore, count()
+
+    def failing(*arguments: Any) -> None:
+        if next(calls) == at:
+            raise DecodeError("no room")
+        real(*arguments)
+
+    with load(files) as engine, load(files, cache_ram=0) as without:
+        monkeypatch.setattr(saved_text, "restore", failing)
+        found, expected = in_turns(engine, 2, **how), in_turns(without, 2, **how)
+        assert tokens_of(found) == tokens_of(expected)
+        assert next(calls) > at
+    assert found[1][0].stats.n_prompt_reused < 20
+
+
+@pytest.mark.parametrize("name", ["draft", "hybrid"])
+def test_cells_of_another_model_are_refused(name: str, tmp_path: Path) -> None:
+    files = ALL[name](tmp_path)
+    other = {"target": tiny.write_llama(tmp_path / "other.gguf", n_embd=64)}
+    with load(files) as engine, load(other) as foreign:
+        foreign.generate(prompt_of(1), **GREEDY)
+        (slot,), (mine,) = foreign.pair.slots, engine.pair.slots
+        text = slot.target.save(slot.target.held)
+        assert text is not None
+        expected = engine.generate(prompt_of(1), **GREEDY)
+        with pytest.raises(DecodeError, match=r"restored 0 of [\d]+ bytes"):
+            mine.target.restore(text)
+        assert mine.target.n_held == 0
+        assert engine.generate(prompt_of(1), **GREEDY).tokens == expected.tokens
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt at the nth moment within a restore, as in test_interrupts."""
+
+    def __init__(self, at: int) -> None:
+        self.n_moments = 0
+        self._at = at
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        inside: FrameType | None = frame
+        while inside is not None and inside.f_code is not Slot.restore.__code__:
+            if inside.f_code.co_name == "_receive":  # called by llama.cpp, which it does not end
+                return
+            inside = inside.f_back
+        if inside is not None and event in ("call", "c_return"):
+            self.n_moments += 1
+            if self.n_moments == self._at:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["draft", "hybrid", "eagle3", "dflash", "windows"])
+def test_ctrl_c_while_a_text_is_copied_back(name: str, tmp_path: Path) -> None:
+    files = ALL[name](tmp_path)
+    how = how_of(files)
+    with load(files) as engine:
+        prompt = [*prompt_of(1), *engine.generate(prompt_of(1), **how).tokens, 9]
+        expected = engine.generate(prompt, **how).tokens
+        for at in count(1, 3):
+            engine.generate(prompt_of(1), **how)
+            engine.generate(prompt_of(2), **how)
+            moments = Interrupted(at)
+            sys.setprofile(moments)
+            try:
+                with suppress(KeyboardInterrupt):
+                    engine.generate(prompt, **how)
+            finally:
+                sys.setprofile(None)
+            assert engine.generate(prompt, **how).tokens == expected
+            assert moments.n_moments
+            if moments.n_moments < at:
+                break
+        assert at > 10
+
+
+def test_a_closed_engine_copies_nothing(tmp_path: Path) -> None:
+    engine = load(plain(tmp_path))
+    engine.generate(prompt_of(1), **GREEDY)
+    (slot,) = engine.pair.slots
+    text = slot.saved()
+    assert text is not None
+    engine.close()
+    with pytest.raises(ClosedError):
+        slot.saved()
+    with pytest.raises(ClosedError):
+        slot.restore(text)
