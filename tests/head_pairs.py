@@ -138,7 +138,7 @@ WRITERS: dict[str, Writer] = {
 def perturbed(pair: Pair, deviation: float = 0.03) -> Pair:
     """Makes all logits depend on all that is read, in place; what was planted no longer holds."""
     random = np.random.default_rng(1)
-    for path in {pair.target, pair.draft} - {"mtp"}:
+    for path in sorted({str(pair.target), str(pair.draft)} - {"mtp"}):
         reader = gguf.GGUFReader(path, "r+")
         for tensor in reader.tensors:
             if "attn_q" in tensor.name or "attn_sinks" in tensor.name:

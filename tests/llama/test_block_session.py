@@ -402,6 +402,11 @@ def test_rows_are_computed_again_after_measurements(contexts: Contexts) -> None:
     contexts.context.decode(TEXT[1:4], 3)
     session.forget()
     assert np.array_equal(session.score(TEXT[:1]), row)
+    contexts.sessions[0].feed(TEXT)
+    session.read(TEXT)
+    session.forget()
+    assert np.array_equal(session.score(TEXT[:1]), row)
+    assert np.isfinite(session.score([TEXT[0], int(row.argmax())]).max())
 
 
 def test_logits_of_several_tokens_are_those_of_one_after_the_other(
