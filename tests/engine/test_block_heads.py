@@ -85,11 +85,13 @@ def test_greedy_texts_are_those_of_the_target(
 
 def test_texts_at_the_same_time_do_not_meet(pair: Pair, engine: Engine) -> None:
     prompts = [PROMPT, PROMPT[:2], [*PROMPT * 4, 4], PROMPT[::-1], [*PROMPT, 3]]
+    how: Any = {"n_draft": 4, "max_tokens": 30, **GREEDY}
+    alone = [engine.generate(prompt, **how) for prompt in prompts]
     engine.forget()
-    for done, prompt in zip(
-        engine.generate_batch(prompts, n_draft=4, max_tokens=30, **GREEDY), prompts, strict=True
-    ):
+    together = engine.generate_batch(prompts, **how)
+    for done, wanted, prompt in zip(together, alone, prompts, strict=True):
         assert_greedy(pair, done, prompt)
+        assert done.stats.n_accepted == wanted.stats.n_accepted
 
 
 def test_a_second_turn_reads_what_is_new(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

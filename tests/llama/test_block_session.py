@@ -405,7 +405,6 @@ def test_rows_are_computed_again_after_measurements(contexts: Contexts) -> None:
     contexts.sessions[0].feed(TEXT)
     session.read(TEXT)
     session.forget()
-    assert np.array_equal(session.score(TEXT[:1]), row)
     assert np.isfinite(session.score([TEXT[0], int(row.argmax())]).max())
 
 
