@@ -60,7 +60,8 @@ StoppingRule rule_at(double rate, const std::vector<double> & curve, double step
     StoppingRule rule{Levels(n_most, kNever), Levels(n_most, kNever)};
     Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and those seconds
     Levels draw(kLevels), evaluate(kLevels), spent(kLevels);
-    for (size_t n = n_most; n-- > 0;) {
+    const size_t n_end = n_per_step > 1 ? std::min(n_most, n_per_step) : n_most;  // a draft has one block
+    for (size_t n = n_end; n-- > 0;) {
         const double stair = curve[n + 1] - curve[n];
         const double price = n % n_per_step == 0 ? step : 0;
         const double weight = 1 + block_bonus * double(n);

@@ -47,8 +47,9 @@ struct StoppingRule {
 // probability that the draft is still accepted, so it looks beyond an expensive batch size to a cheaper one behind it.
 //
 // curve (n_most + 1): seconds of a target pass over 1, 2 ... tokens; step: seconds of a draft step, which gives n_per_step
-// distributions; probabilities: equally likely acceptance probabilities of the next token; rate: where the iteration
-// starts; min_rate: tokens per second that other ways of decoding reach.
+// distributions: if more than one, they are a block, and a draft has no second one; probabilities: equally likely
+// acceptance probabilities of the next token; rate: where the iteration starts; min_rate: tokens per second that other
+// ways of decoding reach.
 //
 // block_bonus: block verification judges a draft as a whole, so later tokens can save an earlier one: the token after n
 // others counts (1 + block_bonus * n) times its probability. 0 for rules that judge token by token.

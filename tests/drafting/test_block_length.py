@@ -178,6 +178,18 @@ def test_a_block_is_drafted_that_tokens_at_that_price_each_would_not_be() -> Non
         assert halves.drafts == (n_per_step > 1)
 
 
+def test_no_tokens_are_expected_behind_the_block() -> None:
+    """A head has no states of drafted tokens, so that it cannot go on behind them."""
+    curve = [1.0 + 0.02 * n for n in range(17)]
+    whole, limited = _native.LengthRule(), _native.LengthRule()
+    whole.update(curve, 0.1, [0.97] * 8, 0.0, 7)
+    limited.update(curve[:8], 0.1, [0.97] * 8, 0.0, 7)
+    assert whole.rate == limited.rate
+    whole.start(16)
+    assert whole.n_reachable == 7
+    assert whole.prefix_length([0.99] * 16)[0] == 16, "n-grams may draft more"
+
+
 def test_blocks_of_one_token_are_what_steps_were() -> None:
     rng = np.random.default_rng(3)
     for _ in range(20):
@@ -267,6 +279,13 @@ def test_the_first_draft_with_unknown_costs_is_a_block_not_a_token() -> None:
     policy = policy_of(costs, 4.0, 0.0)
     assert not costs.knows_draft
     assert played(policy, [SURE] * 4) == (Action.DRAFT, 4)
+
+
+def test_a_policy_drafts_in_blocks_what_would_not_pay_token_by_token() -> None:
+    for n_per_step, wanted in ((1, Action.SKIP), (8, Action.DRAFT)):
+        costs = costs_of(step=0.9, n_per_step=n_per_step)
+        costs.is_frozen = True
+        assert policy_of(costs, 1.4, 0.0).start_round(8, 1) is wanted
 
 
 def test_the_seconds_of_a_block_are_those_of_a_step() -> None:
