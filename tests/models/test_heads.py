@@ -484,3 +484,11 @@ def test_a_head_that_drafts_blocks_needs_the_targets_vocabulary_and_layer_inputs
     with pytest.raises(ModelError, match="does not give for the architecture gemma3"):
         head_of(model("gemma3"), dflash())
     head_of(model("qwen35", n_mtp=1), dflash(target_layers=[2, 8]))
+
+
+def test_heads_whose_length_is_given_rotate_as_much_of_it_with_a_window() -> None:
+    """As beside gpt-oss: its width by its number of heads is odd, and its heads are longer."""
+    lengths = {"attention__key_length": 8, "attention__value_length": 8}
+    found = head_of(model(), eagle3(attention__head_count=32, **lengths))
+    assert found is not None
+    assert found.kind == "eagle3"
