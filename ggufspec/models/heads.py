@@ -126,10 +126,9 @@ def _check_rotation(draft: Header) -> None:
     """Raise ModelError for rotated dimensions with which llama.cpp would end the process."""
     n_heads = max([1, *draft.numbers("attention.head_count", 1)])
     length = draft.number("embedding_length") // n_heads
-    n_rot: int | None = None
     for kind in ("", "_swa"):  # layers with a window are as the others, unless it says otherwise
         length = draft.number(f"attention.key_length{kind}", length)
-        n_rot = draft.number(f"rope.dimension_count{kind}", n_rot or length)
+        n_rot = draft.number(f"rope.dimension_count{kind}", length)
         if n_rot % 2 or not 0 < n_rot <= length:
             raise damaged(draft, f"its heads rotate {n_rot} dimensions of {length}")
 
