@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from fake_blocks import FakeBlocks
 
 from ggufspec import _native
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
-from ggufspec.drafting import profile_store
+from ggufspec.drafting import profile_store, strategies
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import STOP_REASONS, AutoLength
@@ -334,6 +337,25 @@ def test_branches_in_a_block_cost_no_step() -> None:
     tokens = policy_of(costs_of(step=0.1), 4.0, 0.0)
     tokens.start_round(8, 1)
     assert tokens.step_price(3.0) > 0
+
+
+@pytest.mark.parametrize(("sure", "n_wanted"), [((6, 6, 6, 0), 3), ((6, 0, 0, 0), 0)])
+def test_the_drafter_looks_ahead_before_the_first_token(sure: Sequence[int], n_wanted: int) -> None:
+    """The second text's first token alone is sure: it would lead to an expensive size."""
+    costs = CostModel(5, n_per_step=4)
+    for n, seconds in enumerate(STAIRS[:5] * 3):
+        costs.observe_target(n % 5 + 1, seconds)
+        costs.observe_draft(1, 0.1)
+    costs.is_frozen = True
+    tokens = [1, 2]
+    head = FakeBlocks(tokens, lambda known, drafted: np.eye(1, 9, 3)[0] * sure[len(drafted)], 4)
+    materials = strategies.Materials(
+        Sampling(temperature=0), lambda n: [0.5] * n, (), head, n_draft_max=4, tree="off"
+    )
+    policy = policy_of(costs, -4.0, 3.0)
+    policy.observe_gaps([SURE] * 16)
+    materials = replace(materials, policy=policy)
+    assert len(strategies.make("model", materials).draft(tokens, 4).tokens) == n_wanted
 
 
 def test_advice_names_a_block_that_is_too_slow() -> None:
