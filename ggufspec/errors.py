@@ -18,6 +18,7 @@ __all__ = [
     "PromptError",
     "PromptTooLongError",
     "RpcError",
+    "SessionError",
     "VocabError",
 ]
 
@@ -76,6 +77,10 @@ class ClusterError(GgufspecError):
 
 class RpcError(GgufspecError):
     """An RPC server is missing, in use, or not a compatible llama.cpp server."""
+
+
+class SessionError(GgufspecError):
+    """A saved session is missing, damaged, or of another model, type of cache or version."""
 
 
 class LibraryError(GgufspecError, ImportError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
 
 from typing_extensions import Unpack
 
@@ -10,6 +11,7 @@ from ggufspec.common import validate
 from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
+from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.completion import Completion
 from ggufspec.engine.constraints import sampling_of
@@ -19,6 +21,7 @@ from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.scheduler import Scheduler
+from ggufspec.engine.session_file import SessionFacts
 from ggufspec.engine.stream import Stream
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
 from ggufspec.llama.vocab import Vocab, check_tokens
@@ -221,6 +224,50 @@ class Engine:
                 self.n_ctx,
             )
         return tokens
+
+    def save(
+        self, path: str | Path, prompt: str | Sequence[int] | Sequence[Message]
+    ) -> SessionFacts:
+        """Write what target and drafts hold of a text to a file, for `restore`.
+
+        prompt: a text or token ids as for `generate`, or messages as for `chat`. What no slot holds
+        of it is processed first, but for its last token. To save a text that was written, give its
+        tokens behind those of its prompt, or messages with the answer. An interrupted save leaves
+        the file as it was. Raises PromptError, DecodeError, CacheError, ClosedError.
+        """
+        self.pair.lock.check()
+        file = validate.path("path", path)
+        if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
+            prompt = self.render(prompt)
+        tokens = self.tokenize(prompt)  # type: ignore[arg-type]
+        if len(tokens) < 2:
+            raise PromptError("a text of one token is read at once; save a longer one")
+        with self.pair.lock.held():
+            self.pair.check_open()
+            with self.pair.slots.lent(tokens) as slot:
+                if self.pair.head is not None:
+                    self.pair.head.use(slot.target.sequence, is_used=True)
+                slot.read(tokens[:-1])
+                text = slot.saved(tokens)
+        assert text is not None
+        return session_file.write(file, text, self.pair.text_keys)
+
+    def restore(self, path: str | Path) -> SessionFacts:
+        """Copy a text that was saved into a slot, so that prompts which begin with it are not read.
+
+        The engine's models, cache types and llama.cpp have to be those of the engine that saved it.
+        Another draft model reads the text anew. Only restore files that you trust: a hash protects
+        against damage, not against a forger. Raises SessionError, ClosedError.
+        """
+        self.pair.lock.check()
+        file = validate.path("path", path)
+        self.pair.check_open()
+        text, n_bytes = session_file.read(file, self.pair.text_keys, self.n_ctx)
+        with self.pair.lock.held():
+            self.pair.check_open()
+            with self.pair.slots.lent(text.tokens) as slot:
+                session_file.restore(text, slot, file)
+        return SessionFacts(list(text.tokens), n_bytes)
 
     def forget(self) -> None:
         """Empty the KV caches, and forget the texts that were written.

@@ -19,6 +19,7 @@ from ggufspec.engine.slots import Slots
 from ggufspec.errors import ClosedError, OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head
+from ggufspec.llama.profile_key import text_key
 from ggufspec.llama.vocab import Vocab
 from ggufspec.llama.vocab_map import VocabMap
 
@@ -99,6 +100,13 @@ class Pair:
         """Of the target, the draft, and the draft's draft."""
         below = self.draft_of_draft and self.draft_of_draft.context
         return [context for context in (self.target, self.draft, below) if context]
+
+    @property
+    def text_keys(self) -> Sequence[dict[str, object] | None]:
+        """What saved texts depend on, for each of the sessions of a slot."""
+        below = self.draft_of_draft and self.draft_of_draft.context
+        contexts = self.target, self.draft, below
+        return [None if each is None else text_key(each) for each in contexts]
 
     @property
     def chains_only(self) -> str | None:

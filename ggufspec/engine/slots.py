@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 from weakref import WeakSet
 
-from ggufspec.decoding.types import Logits, Session
+from ggufspec.decoding.types import Logits, Session, token_array
 from ggufspec.engine.prompt_cache import CachedText, PromptCache
 from ggufspec.errors import DecodeError
 from ggufspec.llama.block_session import BlockSession
@@ -61,14 +62,24 @@ class Slot:
         """Generations that use it."""
         return len(self.leases)
 
-    def saved(self) -> CachedText | None:
-        """A copy of its text; None: it has none. What was drafted and rejected is dropped.
+    def saved(self, text: Sequence[int] | None = None) -> CachedText | None:
+        """A copy of what it holds of `text`, else of its last text; None: nothing.
 
-        Raises DecodeError, ClosedError.
+        The rest is dropped, such as what was drafted and rejected. Raises DecodeError, ClosedError.
         """
-        text = self.target.held if self.text is None else self.text
+        if text is None:
+            text = self.target.held if self.text is None else self.text
         saved = [session.save(text) if session is not None else None for session in self.sessions]
         return CachedText(saved[0].tokens, saved) if saved[0] is not None else None
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Have target and drafts process a text. Raises DecodeError, ClosedError."""
+        for session in self.sessions:
+            if isinstance(session, (LlamaSession, MappedSession)):
+                while piece := session.piece(tokens):
+                    piece.context.decode(piece.tokens, 0, piece.sequence)
+            elif isinstance(session, (HeadSession, BlockSession)):
+                session.read(tokens)
 
     def restore(self, text: CachedText) -> None:
         """Hold a text that was saved, and nothing else. Raises DecodeError, ClosedError."""
@@ -168,6 +179,15 @@ class Slots:
             self.cache.add(text)
             raise
         self.cache.observe_copy(text.n_bytes, perf_counter() - started)
+
+    @contextmanager
+    def lent(self, tokens: Sequence[int]) -> Iterator[Slot]:
+        """A slot for a text that is read, or copied into it, and not continued in the block."""
+        lease = SlotLease(self)
+        try:
+            yield lease.take(tokens)
+        finally:
+            lease.leave(token_array(tokens))
 
     def nearest(self, tokens: Sequence[int]) -> Slot:
         """The slot that holds the longest beginning of a text."""

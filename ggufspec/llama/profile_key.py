@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import llama_cpp
+
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
@@ -41,6 +43,27 @@ def pair_key(target: Model, draft: Model | None, options: ContextOptions) -> dic
         "type_k": options.type_k,
         "type_v": options.type_v,
         "machine": machine(),
+    }
+
+
+def text_key(context: Context) -> dict[str, object]:
+    """What the saved cells of a text depend on: another key, and they are of no use."""
+    model, options, link = context.model, context.options, context.link
+    is_unified = context.can_share_passes or context.n_leaves > 1
+    return {
+        "model": model.description,
+        "n_params": model.n_params,
+        "fingerprint": fingerprint(model.path),
+        "LoRA": [[fingerprint(each.path), each.scale] for each in model.adapters],
+        "is_head": link is not None,
+        "n_vocab": context.n_vocab,
+        "type_k": options.type_k,
+        "type_v": options.type_v,
+        "flash_attention": options.flash_attention,
+        "exact": options.is_exact,
+        # llama.cpp restores nothing into a cache that is divided otherwise.
+        "n_slots of separate caches": None if is_unified else context.n_sequences,
+        "llama_cpp_python": llama_cpp.__version__,
     }
 
 

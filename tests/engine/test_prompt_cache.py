@@ -279,6 +279,34 @@ def test_a_turn_that_departs_earlier_gets_the_text_of_a_new_conversation(
             assert engine.generate(again, **how).tokens == fresh.generate(again, **how).tokens
 
 
+def test_so_it_is_after_a_text_that_was_copied_back(kind: str, files: Files) -> None:
+    how = how_of(files)
+    with load(files) as engine, load(files, cache_ram=0) as fresh:
+        first = engine.generate(prompt_of(1), **how)
+        engine.generate(prompt_of(2), **how)
+        engine.generate([*prompt_of(1), *first.tokens, 5], **how)
+        for n_kept in (84, 70, 12):
+            prompt = [*prompt_of(1), *first.tokens][:n_kept] + prompt_of(5, 10)
+            fresh.forget()
+            assert engine.generate(prompt, **how).tokens == fresh.generate(prompt, **how).tokens
+
+
+@pytest.mark.parametrize("write", [tiny.write_swa, tiny.write_mamba, tiny.write_llama])
+def test_a_draft_that_was_rejected_is_not_kept(write: Callable[..., Path], tmp_path: Path) -> None:
+    draft = tiny.write_llama(tmp_path / "draft.gguf", seed=9)
+    with load({"target": write(tmp_path / "target.gguf"), "draft": draft}) as engine:
+        how: dict[str, Any] = {**GREEDY, "drafter": "model", "n_draft": 4, "max_tokens": 40}
+        written = engine.generate(prompt_of(1), **how).tokens[:6]
+        how["stop_tokens"] = written[-1:]
+        n_written = len(engine.generate(prompt_of(1), **how).tokens)
+        (slot,) = engine.pair.slots
+        assert slot.target.n_held > 80 + n_written
+        text = slot.saved()
+        assert text is not None
+        assert list(text.tokens) == [*prompt_of(1), *written[:n_written]][: len(text.tokens)]
+        assert len(text.tokens) >= 79  # a recurrent state goes back to one that was kept
+
+
 @pytest.mark.parametrize("name", ["draft", "hybrid", "windows", "qwen35", "eagle3", "dflash"])
 def test_more_conversations_than_slots(name: str, tmp_path: Path) -> None:
     files = ALL[name](tmp_path)
@@ -482,7 +510,9 @@ def test_ctrl_c_while_a_text_is_copied_back(name: str, tmp_path: Path) -> None:
                     engine.generate(prompt, **how)
             finally:
                 sys.setprofile(None)
-            assert engine.generate(prompt, **how).tokens == expected
+            again = engine.generate(prompt, **how)
+            assert again.tokens == expected
+            assert again.stats.n_prompt_reused >= 80
             assert moments.n_moments
             if moments.n_moments < at:
                 break
