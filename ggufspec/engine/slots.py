@@ -175,8 +175,9 @@ class Slots:
         except DecodeError:  # as where its caches have no room: the prompt is read
             slot.forget()
             return
-        except BaseException:  # Ctrl-C
+        except BaseException:  # Ctrl-C, perhaps between target and draft
             self.cache.add(text)
+            slot.forget()
             raise
         self.cache.observe_copy(text.n_bytes, perf_counter() - started)
 
