@@ -18,6 +18,7 @@ from ggufspec.models.adapters import Adapters, with_adapters
 from ggufspec.models.head_facts import HeadFacts
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import DraftFile, check_model, is_head
+from ggufspec.models.key_overrides import NO_ROPE, KeyOverrides, Rope, with_key_overrides
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of, with_kept
 from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import n_rollback
@@ -79,6 +80,12 @@ class LoadOptions:
     type_k: str = defaults.KV_TYPE
     type_v: str = defaults.KV_TYPE
     mmap: bool = True
+    mlock: bool = False
+    repack: bool = True
+    op_offload: bool | None = None  # as was given; `offloads` is what holds
+    override_kv: KeyOverrides = ()  # of the target, in `Fit` with those of `rope`
+    override_kv_draft: KeyOverrides = ()
+    rope: Rope = NO_ROPE
     tuned: bool = True
     chat_template: str | None = None
     cache_ram: int | None = None  # MiB
@@ -106,6 +113,8 @@ class Fit:
         """Raises ModelError for files whose headers cannot be right, VocabError, OptionError."""
         header = read_header(options.target)
         check_model(header)
+        options = _with_rope(header, options)
+        header = with_key_overrides(header, options.override_kv)
         self.file_sampling = file_sampling(header.values)
         adapted = with_adapters(header, options.lora)
         self._target = _kept(shape_of(adapted), adapted, options.overrides)
@@ -116,6 +125,9 @@ class Fit:
         self.head: HeadFacts | None = None
         if options.draft is not None:
             self._draft, self.head = draft_shape(header, options.draft)
+            if self.head is None and isinstance(options.draft, Path) and any(options.rope):
+                keys = options.rope.overrides(read_header(options.draft).architecture)
+                options = replace(options, override_kv_draft=keys)
             if options.overrides_draft or options.lora_draft:
                 self._draft = self._changed_draft(options)
             if options.overrides_draft:
@@ -240,6 +252,8 @@ class Fit:
 
     def offloads(self, n_batch: int) -> bool:
         """Whether a GPU reads prompts with the host's layers, too: not if measured slower."""
+        if self._options.op_offload is not None:
+            return self._options.op_offload
         times = PassTimes(self._target, self._known.bandwidths)
         return not self._gpus or times.copying_pays(n_batch)
 
@@ -328,7 +342,7 @@ class Fit:
             type_v=plan.caches.type_v,
             tensor_split=options.tensor_split or (plan.split if is_split else ()),
             main_gpu=gpu_draft if options.main_gpu is None else options.main_gpu,
-            offloads=plan.offloads,
+            offloads=plan.offloads if options.op_offload is None else options.op_offload,
             placement=self._described(plan, machine) + left_out,
         )
 
@@ -337,6 +351,12 @@ class Fit:
             return describe(plan, self._target, self._draft, machine)
         line = describe(replace(plan, n_cpu_ffn=0), self._target, self._draft, machine)
         return f"{line}; the tensors that you named are where you put them"
+
+
+def _with_rope(header: Header, options: LoadOptions) -> LoadOptions:
+    """The options with `rope` as overrides, too; what override_kv says of a key comes after."""
+    keys = (*options.rope.overrides(header.architecture), *options.override_kv)
+    return replace(options, override_kv=tuple({each.key: each for each in keys}.values()))
 
 
 def _kept(shape: ModelShape, header: Header, overrides: Overrides | None) -> ModelShape:

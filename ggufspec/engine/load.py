@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -11,19 +9,18 @@ from functools import partial
 from pathlib import Path
 
 from ggufspec.common import defaults, validate
-from ggufspec.common.prompts import decoded
-from ggufspec.common.reading import read_file
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.text_store import TextStore
 from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
+from ggufspec.engine.draft_texts import add_texts, read_texts
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.engine.pair import DraftOfDraft, Pair
 from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
-from ggufspec.errors import OptionError, OutOfMemoryError, PromptError
+from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.adapted_context import check_room
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
@@ -36,6 +33,7 @@ from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.llama.vocab_map import VocabMap, map_of
 from ggufspec.models.adapters import adapters_of
 from ggufspec.models.head_facts import MTP, HeadFacts
+from ggufspec.models.key_overrides import key_overrides_of, rope_of
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.overrides import overrides_of
 from ggufspec.placement.rpc_address import addresses
@@ -46,7 +44,6 @@ LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
 # the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
 _TINY_BYTES = 32 * 2**20
-_BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
 
 def load(
@@ -79,6 +76,15 @@ def load(
     type_k: str = defaults.KV_TYPE,
     type_v: str = defaults.KV_TYPE,
     mmap: bool = True,
+    mlock: bool = False,
+    repack: bool = True,
+    op_offload: bool | None = None,
+    override_kv: Sequence[str] = (),
+    rope_scaling: str | None = None,
+    rope_scale: float | None = None,
+    rope_freq_base: float | None = None,
+    rope_freq_scale: float | None = None,
+    yarn_orig_ctx: int | None = None,
     tuned: bool = True,
     chat_template: str | None = None,
     draft_texts: Sequence[str | Path] = (),
@@ -122,6 +128,11 @@ def load(
     n_threads, n_threads_draft: None: one per physical core, and a single one for a tiny draft.
     flash_attention: "auto" (measured once on CPUs, else llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
+    mlock: keep the models in RAM, never swapped. repack: let kernels store weights in another form.
+    op_offload: whether a GPU reads prompts with the layers of the host; None: where it is faster.
+    override_kv: "KEY=TYPE:VALUE" (int, float, bool, str): values of the target's header.
+    rope_scaling ("none", "linear", "yarn"), rope_scale, rope_freq_base, rope_freq_scale (1 /
+    rope_scale), yarn_orig_ctx: for longer contexts than the training's, also of a draft model.
     tuned: use what `ggufspec tune` found for threads, flash attention and batches that are not
     given; without it, measure flash attention on CPUs, once and for about a second. Store this, and
     what passes of the pair cost.
@@ -146,7 +157,7 @@ def load(
     validate.function("progress", progress)
     if validate.whole("n_remembered", n_remembered) < 0:
         raise OptionError(f"n_remembered is {n_remembered}; it must be at least 0")
-    texts = _read_texts(draft_texts)
+    texts = read_texts(draft_texts)
     n_draft_default = defaults.N_DRAFT_FIXED if exact else defaults.N_DRAFT_MAX
     options = LoadOptions(
         target=validate.path("target", target),
@@ -177,6 +188,11 @@ def load(
         type_k=type_k,
         type_v=type_v,
         mmap=validate.switch("mmap", mmap),
+        mlock=validate.switch("mlock", mlock),
+        repack=validate.switch("repack", repack),
+        op_offload=None if op_offload is None else validate.switch("op_offload", op_offload),
+        override_kv=key_overrides_of("override_kv", override_kv),
+        rope=rope_of(rope_scaling, rope_scale, rope_freq_base, rope_freq_scale, yarn_orig_ctx),
         tuned=validate.switch("tuned", tuned),
         chat_template=None
         if chat_template is None
@@ -204,32 +220,11 @@ def load(
         servers.close()
         raise
     try:
-        _add_texts(engine.pair, texts, progress)
+        add_texts(engine.pair, texts, progress)
     except BaseException:
         engine.close()
         raise
     return engine
-
-
-def _read_texts(paths: Sequence[str | Path]) -> list[str]:
-    """Raises OptionError, PromptError."""
-    if isinstance(paths, str) or not isinstance(paths, Sequence):
-        raise OptionError(f"draft_texts is {paths!r}; it must be a list of files")
-    files = [validate.path("an entry of draft_texts", path) for path in paths]
-    what = "the draft text"
-    return [decoded(read_file(file, what, PromptError), f"{what} {file}") for file in files]
-
-
-def _add_texts(pair: Pair, texts: Sequence[str], progress: LoadProgress | None) -> None:
-    n_done, n_all = 0, sum(map(len, texts))
-    for text in texts:
-        tokens = array("i")
-        for block in _BLOCK.findall(text):
-            tokens.extend(pair.tokens_inside(block))
-            n_done += len(block)
-            if progress is not None:
-                progress("draft texts", n_done / n_all)
-        pair.texts.add_named(tokens)
 
 
 def _load(
@@ -246,7 +241,7 @@ def _load(
     vocab_maps: list[VocabMap | None] = []  # of the drafts
     with ExitStack() as stack:
         for name, load_model in _roles(options, head, servers.devices):
-            model = load_model(mmap=options.mmap, progress=progress and partial(progress, name))
+            model = load_model(progress=progress and partial(progress, name))
             models.append(stack.enter_context(closing(model)))
             if model is not models[0] and head is None:
                 vocab_maps.append(map_of(models[0].vocab, model.vocab))
@@ -298,21 +293,23 @@ def _roles(
     chosen = options.n_gpu_layers, options.n_gpu_layers_draft  # None: there is no GPU
     n_target, n_draft = (defaults.ALL_LAYERS if n is None else n for n in chosen)
     overrides = options.overrides or ()
+    any_model = partial(Model, mmap=options.mmap, mlock=options.mlock, repack=options.repack)
     of_target = partial(
-        Model,
+        any_model,
         options.target,
         rpc=rpc,
         mtp=options.draft == MTP,
         overrides=overrides,
         adapters=options.lora,
+        key_overrides=options.override_kv,
     )
     yield "target", partial(of_target, n_gpu_layers=n_target, tensor_split=options.tensor_split)
-    of_draft = partial(Model, gpu=options.main_gpu)
+    of_draft = partial(any_model, gpu=options.main_gpu, key_overrides=options.override_kv_draft)
     if head is not None:
         # A head that reads memory of the target can use all devices that this may be on:
         # llama.cpp ends the process where a context has not the device of a tensor.
         reads_target = head.shares_cache or head.borrows_output
-        of_draft = partial(Model, rpc=rpc) if reads_target else of_draft
+        of_draft = partial(any_model, rpc=rpc) if reads_target else of_draft
         of_draft = partial(of_draft, is_head=True, mtp=head.kind == MTP)
     if options.draft is not None and options.draft != MTP:
         of_draft = partial(of_draft, overrides=options.overrides_draft or ())

@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import llama_cpp
 
@@ -19,7 +19,21 @@ from ggufspec.llama.rpc import RemoteDevice
 from ggufspec.llama.vocab import Vocab, meta_text
 from ggufspec.models.adapters import Adapters
 from ggufspec.models.header import open_gguf
+from ggufspec.models.key_overrides import KeyOverrides
 from ggufspec.placement.overrides import Overrides
+
+_LOAD_MODES = {  # by mmap and mlock
+    (False, False): llama_cpp.LLAMA_LOAD_MODE_NONE,
+    (True, False): llama_cpp.LLAMA_LOAD_MODE_MMAP,
+    (False, True): llama_cpp.LLAMA_LOAD_MODE_MLOCK,
+    (True, True): llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK,
+}
+_KEY_TAGS = {  # by types: llama.cpp's number, and the member of its union
+    "int": (llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, "val_i64"),
+    "float": (llama_cpp.LLAMA_KV_OVERRIDE_TYPE_FLOAT, "val_f64"),
+    "bool": (llama_cpp.LLAMA_KV_OVERRIDE_TYPE_BOOL, "val_bool"),
+    "str": (llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR, "val_str"),
+}
 
 
 class Heads(NamedTuple):
@@ -43,10 +57,13 @@ class Model:
         gpu: int | None = None,
         rpc: Sequence[RemoteDevice] = (),
         mmap: bool = True,
+        mlock: bool = False,
+        repack: bool = True,
         mtp: bool = False,
         is_head: bool = False,
         overrides: Overrides = (),
         adapters: Adapters = (),
+        key_overrides: KeyOverrides = (),
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load `path`. n_gpu_layers: negative for all.
@@ -56,6 +73,8 @@ class Model:
         the layers of its MTP head too. is_head: the file is only a head for another model.
         overrides: tensors that stay on the CPU, or go to another device, whatever their layer does.
         adapters: LoRA adapters, which `with_adapters` has checked; each context applies them.
+        key_overrides: values that replace those of its header. mlock: keep it in RAM, as far as the
+        limit on locked memory allows. repack: weights may be stored in another form for kernels.
         progress: called with the share that is loaded, up to 1.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text,
@@ -71,9 +90,12 @@ class Model:
             pass  # its errors are clearer than those of llama.cpp
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        params.load_mode = (
-            llama_cpp.LLAMA_LOAD_MODE_MMAP if mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
-        )
+        params.load_mode = _LOAD_MODES[mmap, mlock]
+        params.use_extra_bufts = self.repack = repack
+        self.key_overrides = key_overrides
+        if key_overrides:
+            self._keys = _key_array(key_overrides)  # llama.cpp keeps its address
+            params.kv_overrides = self._keys
         params.load_mtp = mtp
         if tensor_split:
             shares = (ctypes.c_float * int(llama_cpp.llama_max_devices()))(*tensor_split)
@@ -149,7 +171,10 @@ class Model:
         params.progress_callback = callback
         with listening():
             llama_cpp.llama_backend_init()
-            pointer, choice = kernel_choice.load(self.path, load_file, placed, writes=writes)
+            if self.repack:
+                pointer, choice = kernel_choice.load(self.path, load_file, placed, writes=writes)
+            else:
+                pointer, choice = load_file(False), kernel_choice.Choice()
             if interrupted or log.interrupted:
                 if pointer:
                     llama_cpp.llama_model_free(pointer)
@@ -184,6 +209,13 @@ class Model:
             return OptionError(
                 f"llama.cpp does not load {self.path} with the tensor overrides "
                 f"{','.join(map(str, self.overrides))} (-ot): change their patterns.\n{complaints}"
+            )
+        params.kv_overrides = None
+        if self.key_overrides and loads():
+            return OptionError(
+                f"llama.cpp does not load {self.path} with the header values "
+                f"{','.join(map(str, self.key_overrides))} (--override-kv, --rope-*): leave them "
+                f"out, or change them.\n{complaints}"
             )
         return ModelError(
             f"{self.path} could not be loaded: it is damaged, incomplete, or of an architecture "
@@ -281,7 +313,10 @@ class Model:
 
     def _number(self, key: str, default: int) -> int:
         """A whole number of the file's header, whose key begins with the architecture."""
-        found = meta_text(self.pointer, f"{meta_text(self.pointer, 'general.architecture')}.{key}")
+        name = f"{meta_text(self.pointer, 'general.architecture')}.{key}"
+        found = meta_text(self.pointer, name)
+        given = {each.key: str(each.value) for each in self.key_overrides}
+        found = given.get(name, found)
         return int(found) if found.isdecimal() else default
 
     def adapt(self, context: int) -> None:
@@ -296,3 +331,14 @@ class Model:
             with listening():
                 llama_cpp.llama_model_free(self._pointer)
             self._pointer = None
+
+
+def _key_array(overrides: KeyOverrides) -> Any:
+    """As llama.cpp takes them; an empty key ends the array."""
+    array: Any = (llama_cpp.llama_model_kv_override * (len(overrides) + 1))()
+    for item, given in zip(array, overrides, strict=False):
+        item.tag, member = _KEY_TAGS[given.kind]
+        item.key = given.key.encode()
+        value = given.value.encode() if isinstance(given.value, str) else given.value
+        setattr(item.value, member, value)
+    return array

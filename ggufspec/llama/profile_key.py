@@ -21,6 +21,8 @@ def profile_key(
         below = {"draft_of_draft": _model_key(draft_of_draft.model)}
     if target.options.is_exact:  # all its passes have this width
         below["exact"] = target.n_rows
+    if not target.options.offloads:
+        below["offloads"] = False
     if draft is not None and draft.options.n_kept:
         below["n_ctx_draft"] = draft.options.n_kept
     return {
@@ -55,6 +57,7 @@ def text_key(context: Context) -> dict[str, object]:
         "n_params": model.n_params,
         "fingerprint": fingerprint(model.path),
         "LoRA": [[fingerprint(each.path), each.scale] for each in model.adapters],
+        "override_kv": [*map(str, model.key_overrides)],
         "is_head": link is not None,
         "n_vocab": context.n_vocab,
         "type_k": options.type_k,
@@ -79,6 +82,10 @@ def _model_key(model: Model) -> dict[str, object]:
         found["kernels"] = [*model.kernels.types]
     if model.overrides:
         found["overrides"] = [*map(str, model.overrides)]
+    if model.key_overrides:
+        found["override_kv"] = [*map(str, model.key_overrides)]
+    if not model.repack:
+        found["repack"] = False
     if model.adapters:  # they change what is accepted, and what a pass costs
         found["lora"] = [[fingerprint(each.path), each.scale] for each in model.adapters]
     if devices := model.devices:
