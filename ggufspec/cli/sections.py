@@ -48,7 +48,7 @@ _SECTIONS: Final = {
         *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_ctx_draft"),
         *("n_batch", "flash_attention", "type_k", "type_v", "mmap", "cache_ram", "ctx_checkpoints"),
     ),
-    "Server": ("host", "api_key", "api_key_file", "cors_origins", "n_slots"),
+    "Server": ("host", "api_key", "api_key_file", "cors_origins", "n_slots", "slot_folder"),
     "Processes": ("n_workers", "address", "n_gpus"),
     "Limits": ("max_queue", "timeout", "n_tokens_max", "max_body", "grace", "n_retries"),
     "Measurement": (

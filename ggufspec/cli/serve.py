@@ -97,6 +97,12 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     default=defaults.SERVE_SLOTS,
 )
 @option(
+    "--slot-save-path slot_folder",
+    "Folder of files that clients save slots to and restore them from (POST /slots/ID).",
+    type=PATH,
+    metavar="FOLDER",
+)
+@option(
     "--max-queue",
     "Requests that may wait; more are refused with status 429.",
     type=COUNT,
@@ -137,6 +143,7 @@ def command(
     cors_origins: tuple[str, ...],
     alias: str | None,
     n_slots: int,
+    slot_folder: Path | None,
     max_queue: int,
     timeout: float,
     n_tokens_max: int | None,
@@ -156,6 +163,8 @@ def command(
     if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
         raise OptionError("the server's packages are missing: pip install 'ggufspec[server]'")
     api_keys = _api_keys(api_key, api_key_file)
+    if slot_folder is not None and not slot_folder.is_dir():
+        raise OptionError(f"--slot-save-path {slot_folder} is no folder; make it first")
     text_settings.checked(settings)
     pair.check()
     if pair.target is not None and pair.draft is None:
@@ -193,6 +202,7 @@ def command(
                     max_tokens=n_tokens_max,
                     n_body_bytes=max_body,
                     timeout=timeout,
+                    slot_folder=slot_folder,
                     defaults=settings,  # type: ignore[arg-type]
                 ),
             )

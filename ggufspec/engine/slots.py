@@ -127,6 +127,9 @@ class Slots:
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._all)
 
+    def __getitem__(self, index: int) -> Slot:
+        return self._all[index]
+
     def take(self, lease: SlotLease, tokens: Sequence[int]) -> Slot:
         """Choose a slot for a prompt: a free one if there is one.
 
@@ -142,18 +145,18 @@ class Slots:
         if not (continued or (known[chosen] >= _HALF * len(tokens) and not self._can_borrow)):
             chosen = min(free, key=lambda slot: slot.used_at)
             if not n_users:
-                self._keep(chosen, tokens)
+                self.keep(chosen, tokens)
                 if self._can_borrow:
                     self._borrow(chosen, tokens)
         elif not n_users:
-            self._keep(chosen, tokens)
+            self.keep(chosen, tokens)
         if not n_users:
             self._restore(chosen, tokens)
         chosen.used_at, chosen.n_prompt, chosen.text = next(self.clock), len(tokens), None
         chosen.leases.add(lease)
         return chosen
 
-    def _keep(self, slot: Slot, tokens: Sequence[int]) -> None:
+    def keep(self, slot: Slot, tokens: Sequence[int]) -> None:
         """Copy a slot's text into the cache, if much of it differs from `tokens`."""
         n_held = slot.target.n_held
         n_lost = n_held - slot.target.n_common(tokens)

@@ -65,7 +65,7 @@ def text_key(context: Context) -> dict[str, object]:
         "flash_attention": options.flash_attention,
         "exact": options.is_exact,
         # llama.cpp restores nothing into a cache that is divided otherwise.
-        "n_slots of separate caches": None if is_unified else context.n_sequences,
+        "n_slots of separate caches": 1 if is_unified else context.n_sequences,
         "llama_cpp_python": llama_cpp.__version__,
     }
 

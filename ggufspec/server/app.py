@@ -34,6 +34,7 @@ from ggufspec.server.options import ServerOptions
 from ggufspec.server.page import page
 from ggufspec.server.requests import parse_request
 from ggufspec.server.responses import ResponseBuilder
+from ggufspec.server.slot_files import SlotFiles
 from ggufspec.server.strict_json import parse_json
 from ggufspec.server.submission import submit
 from ggufspec.server.worker import EngineWorker
@@ -105,6 +106,7 @@ def make_app(service: Service) -> ASGIApp:
     router = APIRouter(route_class=_StrictJsonRoute, responses=_ERRORS)
     _add_generation(router, service)
     _add_tokenization(router, service)
+    _add_slots(router, service)
     _add_information(router, service)
     app.include_router(router)
     options = service.options
@@ -189,6 +191,19 @@ def _add_tokenization(router: APIRouter, service: Service) -> None:
         data = await run_in_threadpool(lambda: b"".join(map(vocab.piece, body.tokens)))
         text = data.decode("utf-8", "replace")
         return JSONResponse({"content": text, "prompt": text})  # as llama.cpp and vLLM name it
+
+
+def _add_slots(router: APIRouter, service: Service) -> None:
+    options = service.options
+    files = SlotFiles(service.engine, service.worker, options.slot_folder, options.timeout)
+
+    @router.post("/slots/{id_slot}")
+    async def slots(
+        id_slot: str, action: str | None = None, body: schema.SlotFile | None = None
+    ) -> Response:
+        """Save the text of a slot to a file, restore or erase it, as llama.cpp's server does."""
+        found = await files.act(id_slot, action, body or schema.SlotFile.model_construct())
+        return JSONResponse(found)
 
 
 def _with_piece(vocab: Vocab, token: int) -> dict[str, object]:

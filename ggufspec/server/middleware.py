@@ -19,7 +19,10 @@ from ggufspec.server.options import ServerOptions
 CLIENT_DISCONNECTED = 499  # nginx's code; it is only counted, as no response can be sent
 PUBLIC_PATHS = ("/", "/health", "/openapi.json")
 _OF_OPENAI = ("/completions", "/chat/", "/models", "/responses", "/messages", "/embeddings")
-_OF_OTHERS = ("/health", "/props", "/metrics", "/tokenize", "/detokenize")
+_OF_OTHERS = (
+    *("/health", "/props", "/metrics", "/tokenize", "/detokenize"),
+    *("/tokenizer_info", "/lora-adapters"),
+)
 _DISCARD_FACTOR = 4  # a body that is too large is read up to this many times the limit
 _DISCARD_SECONDS = 2.0
 
@@ -149,7 +152,7 @@ def _usual_path(path: str) -> str:
     rest = path.removeprefix("/v1")
     if rest.startswith(_OF_OPENAI):
         return f"/v1{rest}"
-    return rest if rest in _OF_OTHERS else path
+    return rest if rest in _OF_OTHERS or rest.startswith("/slots/") else path
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

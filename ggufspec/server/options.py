@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ggufspec.common import defaults
 from ggufspec.engine.options import GenerateOptions
@@ -15,7 +16,8 @@ class ServerOptions:
 
     `timeout` and `body_seconds` limit a whole request and the upload of its body; `keep_alive` is
     the pause after which a waiting stream gets a keep-alive. `max_tokens` caps what a request may
-    ask for; `defaults` are the generation options where a request does not set them.
+    ask for; `defaults` are the generation options where a request does not set them. `slot_folder`:
+    of files that clients save slots to; None: they cannot.
     """
 
     alias: str
@@ -28,4 +30,5 @@ class ServerOptions:
     timeout: float = defaults.SERVE_TIMEOUT
     body_seconds: float = 30.0
     keep_alive: float = 5.0
+    slot_folder: Path | None = None
     defaults: GenerateOptions = field(default_factory=lambda: GenerateOptions())

@@ -334,6 +334,12 @@ class PredictRequest(GenerationBody):
     max_tokens: MaxTokens = 40
 
 
+class SlotFile(_Body):
+    """The file of a slot that is saved or restored, as in llama.cpp's server."""
+
+    filename: str | None = Field(None, max_length=1000, description="In --slot-save-path.")
+
+
 class TokenizeRequest(_Body):
     """A text to tokenize."""
 

@@ -6,13 +6,15 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.slots import Slot
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
 from ggufspec.server.events import (
@@ -24,6 +26,7 @@ from ggufspec.server.events import (
 )
 from ggufspec.server.logprobs import PromptScores
 from ggufspec.server.metrics import Metrics
+from ggufspec.server.slot_job import SlotJob
 
 ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may take half of it
 _MAX_RETRY = 60.0  # seconds, in Retry-After
@@ -31,6 +34,7 @@ _EXITS = (SystemExit, KeyboardInterrupt)
 _N_SEEDS = 2**64
 
 WorkerStatus = Literal["ok", "stopping", "stalled", "failed"]
+T = TypeVar("T")
 RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soon_threadsafe
 
 
@@ -80,6 +84,7 @@ class EngineWorker:
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
         self._waiting: deque[TextRequest] = deque()
+        self._jobs: list[SlotJob] = []
         self._running: list[TextRequest] = []
         self._events: list[tuple[TextRequest, RequestEvent]] = []  # of the round, not sent yet
         self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
@@ -145,6 +150,16 @@ class EngineWorker:
             self._changed.notify_all()
         return request
 
+    def call(self, slot: Slot, work: Callable[[], T]) -> Future[T]:
+        """Have `work` done between two rounds, once no text uses the slot. Raises ApiError."""
+        job = SlotJob(slot, work, Future())
+        with self._changed:
+            if self._refuse is not None:
+                raise self._refuse()
+            self._jobs.append(job)
+            self._changed.notify_all()
+        return job.done
+
     def cancel(self, request: TextRequest) -> None:
         """Drop a request: from the queue at once, otherwise at the end of the round."""
         with self._changed:
@@ -174,7 +189,9 @@ class EngineWorker:
         try:
             while self._start_requests():
                 self._round_began_at = perf_counter()
-                self._round()
+                self._do_jobs()
+                if self._running:
+                    self._round()
                 self._round_began_at = None
         except BaseException as error:
             self._round_began_at = None
@@ -190,20 +207,31 @@ class EngineWorker:
                 self._refuse = reason
             waiting = list(self._waiting)
             self._waiting.clear()
+            jobs = list(self._jobs)
+            self._jobs.clear()
             self._changed.notify_all()
+        for job in jobs:
+            job.fail(reason())
         _send([(request, RequestEnded(reason())) for request in waiting])
 
     def _start_requests(self) -> bool:
-        """Wait until something runs; False once the queue is closed and nothing does."""
+        """Wait for something to do; False once the queue is closed and nothing runs."""
         with self._changed:
-            while not (self._running or self._waiting or self._refuse):
+            while not (self._running or self._waiting or self._jobs or self._refuse):
                 self._changed.wait()
             n_free = self._engine.n_slots - len(self._running)
             for _ in range(min(n_free, len(self._waiting))):
                 request = self._waiting.popleft()
                 request.started_at = perf_counter()
                 self._running.append(request)
-            return bool(self._running)
+            return bool(self._running or self._jobs)
+
+    def _do_jobs(self) -> None:
+        with self._changed:
+            ready = [job for job in self._jobs if not (self._running and job.slot.n_users)]
+            self._jobs = [job for job in self._jobs if job not in ready]
+        for job in ready:
+            job.run(self._engine.pair.lock.held())
 
     def _round(self) -> None:
         for request in list(self._running):

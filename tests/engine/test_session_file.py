@@ -75,6 +75,7 @@ def test_what_was_not_read_is_read_first(kind: str, tmp_path: Path) -> None:
     with load(files) as engine:
         expected = engine.generate([*prompt_of(1), 5], **how_of(files)).tokens
         engine.forget()
+        engine.generate(prompt_of(3), **{**GREEDY, "drafter": "none"})
         assert list(engine.save(path, prompt_of(1)).tokens) == prompt_of(1)[:-1]
     with load(files) as engine:
         engine.restore(path)

@@ -113,7 +113,7 @@ def test_the_document_of_the_api_is_true(live: Live) -> None:
     assert set(document["paths"]) == {
         *("/v1/completions", "/v1/chat/completions", "/predict", "/tokenize", "/detokenize"),
         *("/v1/models", "/v1/models/{name}", "/health", "/metrics", "/props"),
-        "/tokenizer_info",
+        *("/tokenizer_info", "/lora-adapters", "/slots/{id_slot}"),
     }
     for path in document["paths"].values():
         for operation in path.values():
