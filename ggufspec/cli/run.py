@@ -18,6 +18,7 @@ from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.common.files import check_writable
 from ggufspec.common.prompts import decoded
 from ggufspec.common.reading import read_file, read_prompt_file
 from ggufspec.errors import PromptError
@@ -43,6 +44,14 @@ if TYPE_CHECKING:
     type=shared.FILE,
     metavar="FILE",
 )
+@option(
+    "--prompt-cache",
+    "File of what the models have read: restored first, if it exists; prompt and text are saved in "
+    "it at the end, so that a prompt which begins with them reads only what is new.",
+    type=shared.PATH,
+    metavar="FILE",
+)
+@option("--prompt-cache-ro", "Only restore the file of --prompt-cache.", is_flag=True)
 @option("--compare", "Also measure the speed-up over plain decoding.", is_flag=True)
 @shared.color_option
 @shared.json_option
@@ -54,6 +63,8 @@ def command(
     settings: dict[str, Any],
     load_settings: dict[str, Any],
     prediction: Path | None,
+    prompt_cache: Path | None,
+    prompt_cache_ro: bool,
     compare: bool,
     color: str,
     as_json: bool,
@@ -74,6 +85,8 @@ def command(
         load_settings["chat_template"] = chat_template
         asked["chat"] = True
     text = read_prompt(asked)
+    if prompt_cache is not None and not prompt_cache_ro:
+        check_writable(prompt_cache)
     predicted = None
     if prediction is not None:
         predicted = decoded(read_file(prediction, "the prediction", PromptError), "the prediction")
@@ -82,6 +95,8 @@ def command(
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, paths, settings):
         options = replace(text_settings.checked(settings), prediction=predicted)
         prompt = prompt_of(engine, text, asked)
+        if prompt_cache is not None and (prompt_cache_ro or prompt_cache.exists()):
+            engine.restore(prompt_cache)
         without = replace(options, drafter="none")
         plain = generate(engine, prompt, without, None) if compare else None
         if plain is not None and plain.interrupted:
@@ -90,6 +105,8 @@ def command(
         run = generate(engine, prompt, options, writer)
         if run.interrupted and not run.completion.tokens:
             raise KeyboardInterrupt  # during prompt processing: there is no text to report on
+        if prompt_cache is not None and not prompt_cache_ro:
+            engine.save(prompt_cache, read_by(engine, prompt, run))
         stats = run.completion.stats
         speedup = None
         if plain is not None and plain.completion.stats.tokens_per_second:
@@ -102,6 +119,13 @@ def command(
         under = text_settings.conditions(paths, {**settings, **load_settings})
         render.echo_json({**run.document(), "speedup": speedup, **under})
     return INTERRUPTED if run.interrupted else 0
+
+
+def read_by(engine: Engine, prompt: str | Sequence[int], run: Run) -> Sequence[int]:
+    """The tokens of a prompt and its text; of a text that was shifted, those of the prompt."""
+    tokens = engine.tokenize(prompt)
+    both = [*tokens, *run.completion.tokens]
+    return tokens if len(both) > engine.n_ctx else both[: engine.n_ctx - 1]
 
 
 @contextmanager
@@ -155,6 +179,7 @@ class Run:
             "tokens": list(self.completion.tokens),
             "finish_reason": "interrupted" if self.interrupted else self.completion.finish_reason,
             **render.stats_json(self.completion.stats),
+            "n_prompt_reused": self.completion.stats.n_prompt_reused,  # see --prompt-cache
             "advice": self.completion.advice,
         }
 

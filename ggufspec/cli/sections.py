@@ -44,7 +44,7 @@ _SECTIONS: Final = {
     "Devices and memory": (
         *("n_gpu_layers", "n_gpu_layers_draft", "override_tensor", "n_cpu_moe", "n_cpu_ffn"),
         *("override_tensor_draft", "n_cpu_moe_draft", "n_cpu_ffn_draft", "tensor_split"),
-        *("main_gpu", "rpc", "ram"),
+        *("main_gpu", "rpc", "ram", "prompt_cache", "prompt_cache_ro"),
         *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_ctx_draft"),
         *("n_batch", "flash_attention", "type_k", "type_v", "mmap", "cache_ram", "ctx_checkpoints"),
     ),

@@ -1,0 +1,102 @@
+"""`ggufspec run --prompt-cache`: a later run reads only what is new."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+Command = Callable[..., Any]
+
+PROMPT = "hello world, the model of the end " * 3
+MORE = " and hello"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "target.gguf")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    return tmp_path / "session"
+
+
+def asked(target: Path, *more: object, prompt: str = PROMPT, n: int = 8) -> list[object]:
+    how = ("--temp", "0", "-fa", "off", "--json", "--ignore-eos")
+    return ["-m", target, "-p", prompt, "-n", str(n), *how, *more]
+
+
+def stats(result: Any) -> dict[str, Any]:
+    assert result.code == 0, result.err
+    return dict(json.loads(result.out))
+
+
+def test_a_longer_prompt_reads_what_is_new(
+    run: Command, target: Path, draft: Path, session: Path
+) -> None:
+    with_draft = ("-md", draft, "--prompt-cache", session)
+    first = run(*asked(target, *with_draft))
+    assert stats(first)["n_prompt_reused"] == 0
+    assert session.stat().st_size > 1000
+    plain = run(*asked(target, prompt=PROMPT + MORE))
+    longer = run(*asked(target, *with_draft, prompt=PROMPT + MORE))
+    assert stats(longer)["n_prompt_reused"] >= stats(first)["n_prompt"] - 2
+    assert json.loads(longer.out)["text"] == json.loads(plain.out)["text"]
+
+
+def test_a_repeated_prompt_reads_nothing(run: Command, target: Path, session: Path) -> None:
+    texts = [run(*asked(target, "--prompt-cache", session)) for _ in range(2)]
+    found = stats(texts[1])
+    assert found["n_prompt_reused"] == found["n_prompt"] - 1
+    assert json.loads(texts[0].out)["text"] == json.loads(texts[1].out)["text"]
+
+
+def test_the_file_can_be_left_as_it_is(run: Command, target: Path, session: Path) -> None:
+    missing = run(*asked(target, "--prompt-cache", session, "--prompt-cache-ro"))
+    assert missing.code == 1
+    assert "the session file session does not exist" in missing.err
+    run(*asked(target, "--prompt-cache", session))
+    before = session.read_bytes()
+    longer = asked(target, "--prompt-cache", session, "--prompt-cache-ro", prompt=PROMPT + MORE)
+    assert stats(run(*longer))["n_prompt_reused"] > 20
+    assert session.read_bytes() == before
+
+
+def test_a_full_context_is_saved_as_far_as_it_goes(
+    run: Command, target: Path, session: Path
+) -> None:
+    how = ("--prompt-cache", session, "-c", "128")
+    assert stats(run(*asked(target, *how, n=1000)))["n_generated"] > 10
+    assert stats(run(*asked(target, *how)))["n_prompt_reused"] > 20
+
+
+def test_a_file_that_cannot_be_used_ends_the_run(
+    run: Command, target: Path, tmp_path: Path, session: Path
+) -> None:
+    session.write_bytes(b"something else")
+    result = run(*asked(target, "--prompt-cache", session))
+    assert (result.code, result.out) == (1, "")
+    assert "is no session of ggufspec" in result.err
+    assert session.read_bytes() == b"something else"
+    (tmp_path / "file").write_bytes(b"")
+    result = run(*asked(target, "--prompt-cache", tmp_path / "file" / "session"))
+    assert result.code == 1
+    assert "cannot write" in result.err
+
+
+def test_a_context_that_shifted_is_saved_without_what_was_dropped(
+    run: Command, target: Path, session: Path
+) -> None:
+    how = ("--prompt-cache", session, "-c", "128", "--context-shift")
+    assert stats(run(*asked(target, *how, n=200)))["n_generated"] == 200
+    assert run(*asked(target, *how)).code == 0
