@@ -23,6 +23,7 @@ from ggufspec.cli import render
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.text_settings import (
     flag_of,
+    is_on_command_line,
     refuse_without_draft,
     was_given,
     with_file_sampling,
@@ -230,7 +231,7 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
 def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     name = options.preset or ""
     files = [f"{each}_file" for each in options.sampling]  # that a constraint may come from
-    for given_name in filter(was_given, [*_OF_CONTENDERS, *options.sampling, *files]):
+    for given_name in filter(is_on_command_line, [*_OF_CONTENDERS, *options.sampling, *files]):
         raise click.UsageError(
             f"--preset {name} sets {flag_of(given_name)} itself; leave one of them out"
         )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
-from ggufspec.cli.options import AT_LEAST_1, COUNT, Option, OrAuto, gathered, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, POSITIVE, Option, OrAuto, gathered, option
 from ggufspec.common import defaults
 
 _LAYERS = click.IntRange(min=defaults.ALL_LAYERS)
+
+
+class _OrAll(OrAuto):
+    """A number of layers, or the words auto and all."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return defaults.ALL_LAYERS if value == "all" else super().convert(value, param, ctx)
 
 
 def context_option_of(default: str) -> Option:
@@ -64,16 +72,16 @@ n_threads_draft_option = option(
 
 n_gpu_layers_option = option(
     "-ngl --gpu-layers n_gpu_layers",
-    "Layers of the target on GPUs, counting the output layer; -1: all; auto: the number "
+    "Layers of the target on GPUs, counting the output layer; -1 or all: all; auto: the number "
     "with the best predicted speed that fits free memory.",
-    type=OrAuto(click.INT),
+    type=_OrAll(click.INT),
     default=defaults.N_GPU_LAYERS,
 )
 
 n_gpu_layers_draft_option = option(
     "-ngld --gpu-layers-draft n_gpu_layers_draft",
     "Layers of the draft on its GPU, likewise.",
-    type=OrAuto(click.INT),
+    type=_OrAll(click.INT),
     default=defaults.N_GPU_LAYERS,
 )
 
@@ -125,6 +133,24 @@ def _lora_option(end: str, short: str, whose: str) -> Option:
 lora_option = _lora_option("", "--lora-scaled ", "target")  # llama.cpp has a name for each form
 lora_draft_option = _lora_option("-draft", "", "draft")
 
+ROPE = (
+    option(
+        "--rope-scaling",
+        "How positions are scaled, for a context longer than that of the training.  [default: "
+        "from the file, or linear]",
+        type=click.Choice(("none", "linear", "yarn")),
+    ),
+    option("--rope-scale", "Factor by which the context grows.", type=POSITIVE, metavar="X"),
+    option("--rope-freq-base", "Base frequency of positions.", type=POSITIVE, metavar="X"),
+    option("--rope-freq-scale", "1 / --rope-scale.", type=POSITIVE, metavar="X"),
+    option(
+        "--yarn-orig-ctx",
+        "Context of the training, for yarn.  [default: from the file]",
+        type=AT_LEAST_1,
+        metavar="N",
+    ),
+)
+
 LOAD = (
     lora_option,
     lora_draft_option,
@@ -170,6 +196,27 @@ LOAD = (
         is_flag=True,
     ),
     option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
+    option("--mlock", "Keep the models in RAM, as far as ulimit -l allows.", is_flag=True),
+    option(
+        "--repack/--no-repack",
+        "Let kernels, ggufspec's and llama.cpp's, store weights in another form.",
+        default=True,
+    ),
+    option(
+        "--op-offload/--no-op-offload",
+        "Whether a GPU reads prompts with the layers that are on the host.  [default: if that is "
+        "faster]",
+        default=None,
+    ),
+    option(
+        "--override-kv",
+        "Other values of the target's header: the type is int, float, bool or str.",
+        metavar="KEY=TYPE:VALUE,...",
+        default="",
+        callback=lambda context, option, value: tuple(filter(None, value.split(","))),
+        show_default=False,
+    ),
+    *ROPE,
 )
 load_options = gathered("load_settings", context_option, *LOAD)
 

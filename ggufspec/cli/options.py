@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ggufspec.cli import llama_names
 from ggufspec.cli.names import PairOptions
 from ggufspec.common import defaults
 
@@ -41,7 +42,9 @@ SHARE = Number(min=0, max=1)
 def option(names: str, help_text: str, **settings: Any) -> Option:
     """click.option with its names in one string; a default is shown in --help."""
     shown = {"show_default": "default" in settings}
-    return click.option(*names.split(), help=help_text, **{**shown, **settings})
+    return click.option(
+        *names.split(), cls=llama_names.Option, help=help_text, **{**shown, **settings}
+    )
 
 
 def _all(*options: Option) -> Option:
@@ -238,7 +241,7 @@ verify_option = option(
 
 DRAFTING = (draft_n_option, tree_option, drafter_option, verify_option, draft_temperature_option)
 
-system_option = option("--system", "System message; in run, implies --chat.")
+system_option = option("-sys --system", "System message; in run, implies --chat.")
 
 prompt_options = gathered(
     "asked",
@@ -252,10 +255,11 @@ stop_option = option("--stop", "End before this text; may be given several times
 
 SHIFT = (
     option(
-        "--context-shift",
+        "--context-shift/--no-context-shift",
         "Where the context is full, go on without the older half of the text. Not in texts with a "
         "constraint.",
-        is_flag=True,
+        default=False,
+        show_default=False,
     ),
     option(
         "--keep n_keep",

@@ -47,6 +47,8 @@ _SECTIONS: Final = {
         *("main_gpu", "rpc", "ram", "prompt_cache", "prompt_cache_ro"),
         *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_ctx_draft"),
         *("n_batch", "flash_attention", "type_k", "type_v", "mmap", "cache_ram", "ctx_checkpoints"),
+        *("mlock", "repack", "op_offload", "override_kv", "rope_scaling", "rope_scale"),
+        *("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
     ),
     "Server": ("host", "api_key", "api_key_file", "cors_origins", "n_slots", "slot_folder"),
     "Processes": ("n_workers", "address", "n_gpus"),

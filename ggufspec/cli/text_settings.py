@@ -241,7 +241,7 @@ def check_needs_no_draft(settings: dict[str, Any], *, compare: bool = False) -> 
 def refuse_without_draft(*others: str) -> None:
     """Raises UsageError if an option of draft models was given, or one of `others`."""
     for name in (*_OF_DRAFT_MODELS, *others):
-        if was_given(name):
+        if is_on_command_line(name):
             raise click.UsageError(_NEEDS_DRAFT.format(flag_of(name)))
 
 
@@ -249,6 +249,12 @@ def was_given(name: str) -> bool:
     """Whether the user gave this parameter of the command."""
     context = click.get_current_context()
     return context.get_parameter_source(name) not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def is_on_command_line(name: str) -> bool:
+    """Whether it was given there, and not only as the default of an environment variable."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def flag_of(name: str) -> str:

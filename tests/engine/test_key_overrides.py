@@ -1,4 +1,4 @@
-"""Replaced values of a header, and rope scaling: the text of llama.cpp with the same, or an error."""
+"""Replaced values of a header, and rope scaling: llama.cpp's text with the same, or an error."""
 
 from __future__ import annotations
 
