@@ -202,7 +202,9 @@ class Context:
             raise ClosedError("this context is closed; load the model again")
         return self._pointer
 
-    def _open(self) -> _native.Context:
+    @property
+    def native(self) -> _native.Context:
+        """The extension's context, by which cells are told and changed."""
         self.pointer  # noqa: B018  (raises)
         return self._native
 
@@ -210,21 +212,9 @@ class Context:
         """How many tokens a sequence holds."""
         return self._native.n_cells(sequence)
 
-    def cells(self, sequence: int = 0) -> array[int]:
-        """The tokens that a sequence holds."""
-        return array("i", self._open().cells(sequence))
-
-    def hold(self, tokens: array[int], sequence: int = 0) -> None:
-        """llama.cpp has given the sequence, which held nothing, the cells of `tokens`."""
-        self._open().hold(tokens, sequence)  # type: ignore[arg-type]  # int32
-
-    def distrust(self, sequence: int = 0) -> None:
-        """llama.cpp may hold more of the sequence than its tokens, until `hold` or `truncate`."""
-        self._open().begin_restore(self.n_cells(sequence), sequence)
-
     def n_common(self, tokens: array[int], sequence: int = 0) -> int:
         """How many tokens at the start of `tokens` a sequence holds."""
-        return self._open().n_common(tokens, sequence)  # type: ignore[arg-type]
+        return self.native.n_common(tokens, sequence)  # type: ignore[arg-type]
 
     def resume(self, tokens: array[int], n_most: int, sequence: int = 0) -> int:
         """Truncate a sequence to its common prefix with the first `n_most` of `tokens`.
@@ -232,7 +222,7 @@ class Context:
         Returns how many tokens remain; -1 if the tail cannot be dropped, see `n_droppable`: then a
         checkpoint has to be restored.
         """
-        return self._open().resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
+        return self.native.resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
     def decode(
         self, tokens: Sequence[int], n_rows: int, sequence: int = 0, parents: Sequence[int] = ()
@@ -300,7 +290,7 @@ class Context:
 
     def _checked(self, parts: Parts) -> _native.Context:
         """The native context, which may decode `parts`. Raises DecodeError."""
-        native = self._open()
+        native = self.native
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_outputs:
             raise DecodeError(f"the context keeps {self.n_outputs} rows of logits, not {n_rows}")
         if self.n_threads > 1:
@@ -325,7 +315,7 @@ class Context:
 
         A view of llama.cpp's buffer, valid until the next decode.
         """
-        address = self._open().logits(first)
+        address = self.native.logits(first)
         views = self._rows.get(address)
         if views is None:
             if not address:
@@ -339,21 +329,21 @@ class Context:
 
     def truncate(self, n_tokens: int, sequence: int = 0) -> bool:
         """Keep the first `n_tokens` of a sequence; False if its tail cannot be dropped."""
-        return self._open().truncate(n_tokens, sequence)
+        return self.native.truncate(n_tokens, sequence)
 
     def copy_prefix(self, source: int, sequence: int, tokens: array[int]) -> None:
         """Make a sequence hold what `source` has of the beginning of `tokens`, sharing its cells.
 
         Not for models that cannot drop a tail.
         """
-        self._open().copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
+        self.native.copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
 
     def drop_middle(self, n_first: int, n_dropped: int, sequence: int = 0) -> None:
         """Drop `n_dropped` tokens behind the first `n_first`; the next ones then follow these.
 
         They keep their positions. `n_first` is the same in each call. Raises ValueError.
         """
-        self._open().drop_middle(n_first, n_dropped, sequence)
+        self.native.drop_middle(n_first, n_dropped, sequence)
 
     @property
     def decode_seconds(self) -> float:
@@ -388,14 +378,14 @@ class Context:
 
     def restore(self, saved: Checkpoint, n_cells: int, sequence: int = 0) -> None:
         """Go back to a checkpoint of `n_cells` tokens; the caller then truncates to that length."""
-        self._open().begin_restore(n_cells, sequence)
+        self.native.begin_restore(n_cells, sequence)
         read = llama_cpp.llama_state_seq_set_data_ext(
             self.pointer, _bytes_of(saved), saved.size, sequence, _PARTIAL
         )
         if read == 0:
             self.truncate(0, sequence)
             raise DecodeError(f"llama.cpp did not restore {saved.size} bytes of the model's state")
-        self._open().end_restore(sequence)
+        self.native.end_restore(sequence)
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""

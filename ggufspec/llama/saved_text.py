@@ -53,7 +53,7 @@ def save(context: Context, sequence: int) -> SavedText | None:
 
     Raises DecodeError, ClosedError.
     """
-    tokens = context.cells(sequence)
+    tokens = array("i", context.native.cells(sequence))
     if not tokens or not context.truncate(len(tokens), sequence):
         return None
     with listening():
@@ -86,7 +86,7 @@ def restore(context: Context, saved: SavedText, sequence: int) -> None:
     Ctrl-C, the sequence holds nothing.
     """
     context.truncate(0, sequence)
-    context.distrust(sequence)
+    context.native.begin_restore(context.n_cells(sequence), sequence)  # until all is there
     with listening() as log:
         read = llama_cpp.llama_state_seq_set_data_ext(
             context.pointer, _buffer(saved.cells), saved.cells.size, sequence, 0
@@ -96,7 +96,7 @@ def restore(context: Context, saved: SavedText, sequence: int) -> None:
         raise DecodeError(
             f"llama.cpp restored {read} of {saved.cells.size} bytes of a text. {log.complaints()}"
         )
-    context.hold(saved.tokens, sequence)
+    context.native.hold(saved.tokens, sequence)  # type: ignore[arg-type]  # int32
 
 
 def _buffer(data: Bytes) -> ctypes.Array[ctypes.c_uint8]:

@@ -128,7 +128,7 @@ class LlamaSession:
     @property
     def held(self) -> array[int]:
         """The tokens that the cache holds."""
-        return self._context.cells(self.sequence)
+        return array("i", self._context.native.cells(self.sequence))
 
     @property
     def n_held(self) -> int:
