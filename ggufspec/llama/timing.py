@@ -34,7 +34,7 @@ class DraftTimes(NamedTuple):
     steps: list[float]
     readings: list[float]
     n_read: int
-    n_per_step: int
+    n_per_step: int = 1
 
 
 class FilledContext:
