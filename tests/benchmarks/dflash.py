@@ -215,8 +215,6 @@ class Head:
             tokens, answer = texts["tokens"][i, None], texts["answer"][i]
             firsts = (answer.nonzero()[:, 0] - 1)[:-n]
             for some in firsts.split(_N_ROWS // _N_BLOCK):
-                if len(some) < _N_ROWS // _N_BLOCK:
-                    continue
                 rows = self.blocks(tokens, texts["features"][i, None], some[None], _N_BLOCK)
                 drafted = self.ids[logits(self, rows[0, :, 1:]).argmax(-1)]
                 is_right = drafted == tokens[0, some[:, None] + torch.arange(1, _N_BLOCK)]
