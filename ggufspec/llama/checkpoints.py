@@ -36,6 +36,10 @@ class Checkpoints:
         """Tokens before the last one; 0 without one."""
         return self.saved[-1][0] if self.saved else 0
 
+    def last_until(self, n_tokens: int) -> int:
+        """Tokens before the last one that has at most `n_tokens`; 0 without one."""
+        return max((n for n, _ in self.saved if n <= n_tokens), default=0)
+
     def take(self, saved: Sequence[Saved]) -> None:
         """Go on with these, which are all marked."""
         self.saved = list(saved)

@@ -366,7 +366,7 @@ class Context:
             log.inside -= 1
 
     def checkpoint(self, sequence: int = 0) -> Checkpoint:
-        """A copy of the present state of the recurrent layers."""
+        """A copy of the present state of recurrent layers, or of the cells that windows see."""
         size = llama_cpp.llama_state_seq_get_size_ext(self.pointer, sequence, _PARTIAL)
         saved = np.empty(size, np.uint8)
         written = llama_cpp.llama_state_seq_get_data_ext(
@@ -379,9 +379,10 @@ class Context:
     def restore(self, saved: Checkpoint, n_cells: int, sequence: int = 0) -> None:
         """Go back to a checkpoint of `n_cells` tokens; the caller then truncates to that length."""
         self.native.begin_restore(n_cells, sequence)
-        read = llama_cpp.llama_state_seq_set_data_ext(
-            self.pointer, _bytes_of(saved), saved.size, sequence, _PARTIAL
-        )
+        with listening():
+            read = llama_cpp.llama_state_seq_set_data_ext(
+                self.pointer, _bytes_of(saved), saved.size, sequence, _PARTIAL
+            )
         if read == 0:
             self.truncate(0, sequence)
             raise DecodeError(f"llama.cpp did not restore {saved.size} bytes of the model's state")

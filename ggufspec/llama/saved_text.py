@@ -64,8 +64,8 @@ def save(context: Context, sequence: int) -> SavedText | None:
         )
     if not size or written != size:
         raise DecodeError(f"llama.cpp saved {written} of {size} bytes of a text")
-    # A recurrent state is that of all tokens; llama.cpp leaves out what the window at the end of
-    # the text does not see, so one token can be dropped.
+    # A recurrent state is that of all tokens. Of layers with windows, llama.cpp leaves out what the
+    # end of the text does not see: one token can be dropped.
     is_recurrent = context.n_droppable is not None
     n_least = len(tokens) if is_recurrent else n_firm(context, len(tokens))
     return SavedText(tokens, cells, n_least=n_least)
@@ -74,7 +74,7 @@ def save(context: Context, sequence: int) -> SavedText | None:
 def n_firm(context: Context, n_tokens: int) -> int:
     """Of a text of so many tokens that was restored: those that cannot be dropped any more.
 
-    A text that has fewer of them is read from its first token.
+    A text that has fewer of them goes on from a checkpoint, or is read from its first token.
     """
     return max(n_tokens - 1, 0) if context.model.has_windows else 0
 

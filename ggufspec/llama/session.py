@@ -27,6 +27,10 @@ _EXACT_PIECE = 64
 # A piece of a prompt that takes longer is halved: Ctrl-C is heard between two, on a GPU.
 _SLOW_PIECE_SECONDS = 1.0
 _MIN_PIECE = 32
+# With sliding windows, a text that is saved gets checkpoints so many tokens before the end of its
+# prompt, for turns that depart in its answer, or drop the last tokens of the prompt; the last two.
+_N_DROPPED = 5
+_N_WINDOWS = 2
 
 
 class PreparedScore(NamedTuple):
@@ -76,6 +80,7 @@ class LlamaSession:
         self._n_prompt = 0
         self._short = ShortCache(context, sequence) if context.options.n_kept else None
         self._n_firm = 0  # see saved_text.n_firm
+        self._n_fed = 0  # tokens of the last prompt
 
     def score(
         self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
@@ -113,7 +118,7 @@ class LlamaSession:
 
     def _n_known(self, tokens: array[int]) -> int:
         n = self._context.n_common(tokens, self.sequence)
-        return n if n >= self._n_firm else 0
+        return n if n >= self._n_firm else self._checkpoints.last_until(n)
 
     @property
     def n_ctx(self) -> int:
@@ -157,6 +162,7 @@ class LlamaSession:
 
         Drops the cells that differ. The pieces of an exact context do not depend on `n_most`.
         """
+        self._n_fed = len(tokens)
         return self._piece(self._room(tokens), n_most)
 
     def _piece(self, tokens: array[int], n_most: int | None) -> Piece | None:
@@ -221,7 +227,14 @@ class LlamaSession:
         saved = saved_text.save(self._context, self.sequence)
         if saved is None:
             return None
-        return saved._replace(checkpoints=tuple(self._checkpoints.saved), n_prompt=self._n_prompt)
+        saved = saved._replace(checkpoints=self._checkpoints.saved[:], n_prompt=self._n_prompt)
+        place = self._n_fed - _N_DROPPED
+        if self._context.model.has_windows and self._n_firm < place < saved.n_least:
+            self._context.truncate(place, self.sequence)
+            self._checkpoints.save()
+            saved = saved._replace(checkpoints=self._checkpoints.saved[-_N_WINDOWS:])
+            self.restore(saved)
+        return saved
 
     def restore(self, saved: SavedText | None) -> None:
         """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
@@ -267,8 +280,11 @@ class LlamaSession:
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
         n_most = min(n_most, self._n_needless(tokens))
-        if min(self._context.n_common(tokens, self.sequence), n_most) < self._n_firm:
-            n_most = self._n_firm = 0
+        n = min(self._context.n_common(tokens, self.sequence), n_most)
+        if n < self._n_firm:
+            self._checkpoints.drop_after(n)
+            n_most = self._checkpoints.go_back()
+            self._n_firm = saved_text.n_firm(self._context, n_most)
         known = self._context.resume(tokens, n_most, self.sequence)
         if self._n_exact and known < self._n_prompt:
             self._n_prompt = known - known % self._n_exact

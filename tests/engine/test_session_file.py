@@ -152,6 +152,7 @@ def test_other_targets_types_and_sizes_are_named(tmp_path: Path, files: Files, p
         (files, {"flash_attention": "off"}, "its flash_attention is auto, and now it is off"),
         (files, {"n_ctx": 64}, "a text of 79 tokens, and the context has 64"),
         (files, {"exact": True}, "its exact is False"),
+        (files, {"rope_freq_base": 5000.0}, r"its override_kv is \[\], and now .*5000"),
         ({**files, "lora": [(tmp_path / "missing.gguf", 1.0)]}, {}, "missing"),
     ]
     for changed, options, message in cases:
