@@ -370,9 +370,9 @@ def test_a_slot_is_given_back_under_the_lock(
     found: list[bool] = []
     leave = SlotLease.leave
 
-    def watched(self: SlotLease) -> None:
+    def watched(self: SlotLease, *text: Any) -> None:
         found.append(engine.pair.lock.held().locked())
-        leave(self)
+        leave(self, *text)
 
     monkeypatch.setattr(SlotLease, "leave", watched)
     engine.generate(PROMPTS[0], **LENGTHS)
