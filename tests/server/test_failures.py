@@ -16,7 +16,7 @@ from serving import comes_true, serving
 
 import ggufspec
 from ggufspec.decoding.stats import Stats
-from ggufspec.engine import generation
+from ggufspec.engine import logprobs
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
@@ -121,7 +121,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "ask": (Generation, "ask"),
     "preparation": (LlamaSession, "prepare"),
     "answer": (Generation, "answer"),
-    "log-probabilities": (generation, "logprobs_of"),
+    "log-probabilities": (logprobs, "logprobs_of"),
     "metrics": (Metrics, "observe"),
     "end": (Generation, "end"),
 }

@@ -20,7 +20,7 @@ from patience import PATIENCE, at_most
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
-from ggufspec.engine import generation
+from ggufspec.engine import logprobs
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.logprobs import logprobs_of
 from ggufspec.engine.options import CheckedOptions
@@ -207,7 +207,7 @@ def test_a_decode_error_is_sent_in_the_stream(live: Live, monkeypatch: pytest.Mo
             raise ggufspec.DecodeError("llama.cpp gave up")
         return logprobs_of(logits, token, *args)
 
-    monkeypatch.setattr(generation, "logprobs_of", breaks)
+    monkeypatch.setattr(logprobs, "logprobs_of", breaks)
     response = live.post("/v1/completions", **{**BRIEF, "stream": True, "logprobs": 0})
     assert response.status_code == 200
     assert '"message":"llama.cpp gave up"' in response.text.split("\n\n")[-2]

@@ -16,7 +16,7 @@ from patience import PATIENCE
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
-from ggufspec.engine import generation
+from ggufspec.engine import logprobs
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.logprobs import logprobs_of
 from ggufspec.engine.options import CheckedOptions
@@ -187,7 +187,7 @@ def test_one_that_fails_leaves_the_others_alone(
             raise RuntimeError("not this one")
         return logprobs_of(logits, token, n_top, vocab)
 
-    monkeypatch.setattr(generation, "logprobs_of", fails)
+    monkeypatch.setattr(logprobs, "logprobs_of", fails)
     alone = wide.engine.generate("say", temperature=0, max_tokens=40).text
 
     def ask(logprobs: int | None) -> httpx.Response:
