@@ -215,7 +215,8 @@ class Chat:
         if self._has_stats:
             report(self._engine, run, color=self._color, verbose=self._verbose)
         n_tokens = len(prompt) + len(run.completion.tokens)
-        if run.completion.finish_reason == "length" and n_tokens >= self._engine.n_ctx:
+        is_full = n_tokens >= self._engine.n_ctx and not options.context_shift
+        if run.completion.finish_reason == "length" and is_full:
             render.note(f"the answer was cut: the context of {n_tokens:,} tokens is full; {_FULL}")
         return run
 

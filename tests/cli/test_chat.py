@@ -214,6 +214,11 @@ def test_a_path_that_is_none(name: str, path: str, chat: Command) -> None:
     assert line.startswith("ggufspec: ")
 
 
+def test_an_answer_beyond_the_context_that_n_ends(chat: Command, endless: Path) -> None:
+    result = chat("hello", model=endless, args=("-c", "60", "--context-shift", "-n", "100"))
+    assert (result.code, result.err) == (0, "")  # it is not the context that ended it
+
+
 def test_a_full_context_leaves_the_chat_alive(chat: Command, endless: Path, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     lines = ("hello", "say", "/undo", "/undo", "hello " * 99, "hi", f"/save {path}")
