@@ -20,10 +20,16 @@ from ggufspec.cli.names import PairOptions
 from ggufspec.cli.run import Run, generate, loaded, report
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.facts import counted, json_object, plain
-from ggufspec.common.files import check_writable, write_file
+from ggufspec.common.files import check_writable, format_bytes, write_file
 from ggufspec.common.prompts import decoded
 from ggufspec.common.reading import read_file
-from ggufspec.errors import GgufspecError, OptionError, PromptError, PromptTooLongError
+from ggufspec.errors import (
+    GgufspecError,
+    OptionError,
+    PromptError,
+    PromptTooLongError,
+    SessionError,
+)
 
 if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
@@ -248,6 +254,13 @@ class Chat:
         check_writable(path)
         write_file(path, text.encode("utf-8", "replace"))
         _say(f"{counted(self._n_answers, 'answer')} in {path}")
+        if self._n_answers:
+            try:
+                found = self._engine.save(_cells_of(path), self._messages)
+            except PromptError:  # the context is full, so that none of it can be read again
+                return
+            size = format_bytes(found.n_bytes)
+            _say(f"{_cells_of(path)}: their caches ({size}), so that /load need not read them")
 
     def _load(self, path: Path) -> None:
         data = read_file(path, "the chat", PromptError)
@@ -264,6 +277,11 @@ class Chat:
             ) from error
         self._messages, self._changed, self._options = messages, changed, options
         _say(f"{counted(self._n_answers, 'answer')} from {path}")
+        if _cells_of(path).exists():
+            try:
+                self._engine.restore(_cells_of(path))
+            except SessionError as error:
+                _say(f"the chat is read anew: {error}")
 
     def _switch_stats(self) -> None:
         self._has_stats = not self._has_stats
@@ -288,6 +306,11 @@ def _path(text: str) -> Path:
     except RuntimeError:  # a ~ without a home
         pass
     raise PromptError(f"{text!r} is no path; name a file, such as /save chat.json")
+
+
+def _cells_of(path: Path) -> Path:
+    """The file beside a saved chat with what the models hold of it."""
+    return path.with_name(f"{path.name}.kv")
 
 
 def _say(text: str) -> None:

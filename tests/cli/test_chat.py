@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,22 @@ def prompts(err: str) -> list[tuple[int, int]]:
 
 
 # From a pipe
+
+
+def test_a_loaded_chat_is_not_read_anew(chat: Command, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    first = chat("/stats", "hello " * 20, f"/save {path}")
+    ((n_first, _),) = prompts(first.err)
+    assert "chat.json.kv" in first.err
+    later = chat(f"/load {path}", "/stats", "say")
+    ((n_later, reused),) = prompts(later.err)
+    assert n_later > reused >= n_first
+    (tmp_path / "chat.json.kv").write_bytes(b"damaged")
+    again = chat(f"/load {path}", "/stats", "say")
+    assert again.code == 0
+    assert again.out == later.out
+    assert "the chat is read anew" in again.err
+    assert prompts(again.err) == [(n_later, 0)]
 
 
 def test_each_line_is_a_message(chat: Command) -> None:
@@ -406,6 +423,7 @@ def test_a_typed_conversation(
     enter(again, f"/save {path}.3", "answer in")
     assert said(Path(f"{path}.3"))[0] == "hello", "from the history of the first chat"
     interrupt(again)
+    time.sleep(0.3)  # readline hears no signal that comes just before it begins to wait
     again.type(CTRL_C)
     assert again.end()[0] == 0
 
