@@ -202,18 +202,26 @@ class Chat:
         """Write the answer to a message, and keep both. Raises as `take`."""
         content = "".join([*self._files, text])
         self._files.clear()
-        messages = [*self._messages, {"role": "user", "content": content}]
-        prompt = self._engine.render(messages)
+        messages: list[Message] = [*self._messages, {"role": "user", "content": content}]
         seed = self._options.seed
         options = replace(self._options, seed=None if seed is None else seed + len(messages) // 2)
-        writer = render.TextWriter(color=render.wants_color(self._color, sys.stdout))
-        try:
-            run = generate(self._engine, prompt, options, writer)
-        except PromptTooLongError as error:
-            raise PromptError(
-                f"the conversation with this message has {error.n_prompt:,} tokens, the context "
-                f"{error.n_ctx:,}; the message was left out. Shorten it, or {_FULL}"
-            ) from error
+        while True:
+            prompt = self._engine.render(messages)
+            writer = render.TextWriter(color=render.wants_color(self._color, sys.stdout))
+            try:
+                run = generate(self._engine, prompt, options, writer)
+                break
+            except PromptTooLongError as error:
+                first = int(messages[0]["role"] == "system")
+                if options.context_shift and len(messages) > first + 1:
+                    del messages[first : first + 2]  # the oldest question, and its answer
+                    continue
+                raise PromptError(
+                    f"the conversation with this message has {error.n_prompt:,} tokens, the "
+                    f"context {error.n_ctx:,}; the message was left out. Shorten it, or {_FULL}"
+                ) from error
+        if (n_dropped := (len(self._messages) + 1 - len(messages)) // 2) > 0:
+            _say(f"the context is full: {counted(n_dropped, 'question')} dropped, the oldest")
         if run.interrupted and not run.completion.tokens:
             raise KeyboardInterrupt
         self._messages = [*messages, self._form.message(prompt, run.completion.text)]

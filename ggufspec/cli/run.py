@@ -85,6 +85,8 @@ def command(
         load_settings["chat_template"] = chat_template
         asked["chat"] = True
     text = read_prompt(asked)
+    if prompt_cache_ro and prompt_cache is None:
+        raise click.UsageError("--prompt-cache-ro needs --prompt-cache")
     if prompt_cache is not None and not prompt_cache_ro:
         check_writable(prompt_cache)
     predicted = None

@@ -133,10 +133,20 @@ def _read(
 def _in_batches(
     engine: Engine, before: Sequence[int], text: Sequence[int]
 ) -> Iterator[tuple[int, Logits]]:
-    """Logits from some indices of `text` on, of each position by batches of several sizes."""
+    """Logits from some indices of `text` on, of each position by batches of several sizes.
+
+    Where drafts may be trees, beside branches of other tokens, too.
+    """
     for n_rows in (each for each in _N_ROWS if each <= engine.n_draft_max + 1):
         for n in (len(text), len(text) - n_rows):  # of two batches, one is read without its logits
             yield from scoring.reprocessed(engine.pair, before, text[: max(n, 0)], n_rows)
+        if (n_beside := n_rows // 3) and engine.pair.target.n_leaves > 1:
+            engine.forget()
+            i, n_together = 0, n_rows - n_beside
+            batch = {"n_together": n_together, "n_beside": n_beside}
+            for rows in scoring.logits(engine.pair, before, text, whose="target", **batch):
+                yield i, rows
+                i += len(rows)
 
 
 def _scores(logits: Logits, sampling: Sampling, tokens: Sequence[int]) -> Scores:

@@ -74,7 +74,7 @@ class Reading:
 
     def _pieces(self, target: LlamaSession, drafts: Mapping[str, DraftSession]) -> Pieces:
         tokens = self._prompt[:-1]
-        is_shared = self._pair.target.can_share_passes and not drafts
+        is_shared = self._pair.target.reads_trees and not drafts
         readers = {
             name: draft
             for name, draft in drafts.items()

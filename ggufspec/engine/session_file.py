@@ -27,7 +27,7 @@ _VERSION = 1
 _START = struct.Struct("<8sIQ32s")
 _MOST_HEADER = 2**24  # bytes
 _PIECE = 2**24  # bytes that are read and hashed at once
-_AGAIN = "save the text again (engine.save, --prompt-cache)"
+_AGAIN = "save the text again"
 _ROLES = ("target", "draft", "draft of the draft")
 
 Key = Mapping[str, object]  # see profile_key.text_key; the same for equal models and caches

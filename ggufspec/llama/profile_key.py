@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import llama_cpp
 
+from ggufspec.common.files import fingerprint_of
 from ggufspec.drafting.profile_store import fingerprint
+from ggufspec.errors import ModelError
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import machine
 from ggufspec.llama.model import Model
 from ggufspec.models.head_facts import MTP
+from ggufspec.models.header import read_header
+
+_N_BLOCKS = 1025  # of 64 KiB
 
 
 def profile_key(
@@ -55,8 +63,8 @@ def text_key(context: Context) -> dict[str, object]:
     return {
         "model": model.description,
         "n_params": model.n_params,
-        "fingerprint": fingerprint(model.path),
-        "LoRA": [[fingerprint(each.path), each.scale] for each in model.adapters],
+        "fingerprint": _content(model.path),
+        "LoRA": [[_content(each.path), each.scale] for each in model.adapters],
         "override_kv": [*map(str, model.key_overrides)],
         "is_head": link is not None,
         "n_vocab": context.n_vocab,
@@ -68,6 +76,23 @@ def text_key(context: Context) -> dict[str, object]:
         "n_slots of separate caches": 1 if is_unified else context.n_sequences,
         "llama_cpp_python": llama_cpp.__version__,
     }
+
+
+def _content(path: Path) -> str | None:
+    """A hash of what a model's file has: of all up to 64 MiB, else of as much throughout it.
+
+    Unlike a `fingerprint`, it tells a model from another training of it. None: it cannot be read.
+    """
+    try:
+        stat = path.stat()
+        return _hash_of(path, stat.st_size, stat.st_mtime_ns)
+    except (OSError, ModelError):
+        return None
+
+
+@cache
+def _hash_of(path: Path, n_bytes: int, changed_at: int) -> str:
+    return fingerprint_of(read_header(path).paths, _N_BLOCKS)
 
 
 def _model_key(model: Model) -> dict[str, object]:

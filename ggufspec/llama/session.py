@@ -162,8 +162,10 @@ class LlamaSession:
 
         Drops the cells that differ. The pieces of an exact context do not depend on `n_most`.
         """
-        self._n_fed = len(tokens)
-        return self._piece(self._room(tokens), n_most)
+        piece = self._piece(self._room(tokens), n_most)
+        if piece is not None:
+            self._n_fed = len(tokens)
+        return piece
 
     def _piece(self, tokens: array[int], n_most: int | None) -> Piece | None:
         unread = self._unread(tokens)

@@ -236,6 +236,23 @@ def test_an_answer_beyond_the_context_that_n_ends(chat: Command, endless: Path) 
     assert (result.code, result.err) == (0, "")  # it is not the context that ended it
 
 
+def test_with_a_shift_the_oldest_questions_are_dropped(
+    chat: Command, endless: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.json"
+    args = ("-c", "60", "--context-shift", "-n", "20", "--system", "be")
+    result = chat("hello", "say", "stop", "world", f"/save {path}", model=endless, args=args)
+    assert result.code == 0
+    assert "1 question dropped, the oldest" in result.err
+    contents = said(path)
+    assert contents[0] == "be"
+    assert "hello" not in contents
+    assert contents[-2] == "world"
+    result = chat("hello", "hello " * 99, model=endless, args=args)
+    assert result.code == ERROR
+    assert "the message was left out" in result.err
+
+
 def test_a_full_context_leaves_the_chat_alive(chat: Command, endless: Path, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     lines = ("hello", "say", "/undo", "/undo", "hello " * 99, "hi", f"/save {path}")

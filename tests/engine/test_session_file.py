@@ -160,6 +160,21 @@ def test_other_targets_types_and_sizes_are_named(tmp_path: Path, files: Files, p
             engine.restore(path)
 
 
+def test_a_model_with_other_weights_of_the_same_size_is_another_one(
+    tmp_path: Path, path: Path
+) -> None:
+    model = tiny.write_llama(tmp_path / "model.gguf")
+    with load({"target": model}) as first:
+        first.save(path, prompt_of(1))
+    whole = bytearray(model.read_bytes())
+    middle = len(whole) // 2
+    whole[middle : middle + 4096] = bytes(each ^ 1 for each in whole[middle : middle + 4096])
+    model.unlink()  # it may still be mapped
+    model.write_bytes(whole)
+    with load({"target": model}) as other, pytest.raises(SessionError, match="its fingerprint is"):
+        other.restore(path)
+
+
 def test_the_version_of_llama_cpp_matters(
     engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
