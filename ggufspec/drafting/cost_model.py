@@ -15,6 +15,7 @@ class Start(NamedTuple):
     target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft step. read: each
     further token that the draft model reads in a batch. is_measured: with these models, on this
     machine; a first pass, which may be disturbed, then changes them as any further one does.
+    guesses_step: except for a draft step.
     Predicted seconds are limited to what is usual on processors, since drafts that are predicted to
     be too slow would never be tried; and a device may compile its program at the first pass of each
     size, which is then not measured.
@@ -24,6 +25,7 @@ class Start(NamedTuple):
     step: float
     read: float
     is_measured: bool = False
+    guesses_step: bool = False
 
 
 class CostModel:
@@ -111,10 +113,14 @@ class CostModel:
         if self._is_compiled_for(0):
             return
         if not self._n_steps:  # divided by what is usual
-            self._step, known = seconds / (n_steps + self._usual_read * n_further), self.step
-            if self._is_measured_before and self._measured:
+            n_beside = self._usual_read * n_further if self.n_per_step == 1 else 0.0
+            self._step, known = seconds / (n_steps + n_beside), self.step
+            if self._knows_step_before and self._measured:
                 self._step = _updated(known, self._step, 0)
-        if n_further:
+        if self.n_per_step > 1 and n_further <= constants.FEW_BESIDE_BLOCK:
+            each = max(seconds - n_further * self._read, 0.0) / n_steps
+            self._step = _updated(self._step, each, self._n_steps)
+        elif n_further:
             read = max(seconds - n_steps * self._step, 0.0) / n_further
             read = min(read, self._step)
             rate = 1 - (1 - constants.COST_LEARNING_RATE) ** n_further
@@ -134,6 +140,10 @@ class CostModel:
     @property
     def _is_measured_before(self) -> bool:
         return self.start is not None and self.start.is_measured
+
+    @property
+    def _knows_step_before(self) -> bool:
+        return self._is_measured_before and self.start is not None and not self.start.guesses_step
 
     # Queries.
 
@@ -175,7 +185,7 @@ class CostModel:
     @property
     def knows_draft(self) -> bool:
         """Whether a draft step was measured."""
-        return self._n_steps > 0 or self._is_measured_before
+        return self._n_steps > 0 or self._knows_step_before
 
     @property
     def step(self) -> float:
@@ -199,7 +209,9 @@ class CostModel:
     def _usual_read(self) -> float:
         """The same in draft steps, before it is measured."""
         start = self.start
-        return start.read / start.step if start and start.step else constants.UNMEASURED_READ
+        if start and start.step:
+            return start.read / start.step
+        return constants.UNMEASURED_READ / self.n_per_step
 
     @property
     def draft_cannot_pay(self) -> bool:

@@ -104,11 +104,12 @@ def timed_start(
     slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
     curve = np.interp(range(1, n_most + 1), sizes, seconds)
     further = [seconds[-1] + slope * (n - sizes[-1]) for n in range(sizes[-1] + 1, n_most + 1)]
-    step = UNMEASURED_STEP * seconds[0]
+    step, guesses_step = UNMEASURED_STEP * seconds[0], True  # of a head, which has no passes alone
     if of_draft is not None and draft is not target:
-        step = of_draft[1]
+        step, guesses_step = of_draft[1], False
     measured = [*map(float, curve[: sizes[-1]]), *further]
-    return Start(measured, step, step if read is None else read, is_measured=True)
+    read = step if read is None else read
+    return Start(measured, step, read, is_measured=True, guesses_step=guesses_step)
 
 
 class _Measured(NamedTuple):

@@ -279,3 +279,27 @@ def test_a_device_may_take_no_longer_for_more_tokens() -> None:
         costs.observe_target(size, 2.0)
     assert costs.curve[39] == pytest.approx(2.0)
     assert list(costs.curve) == sorted(costs.curve)
+
+
+def test_a_guessed_step_is_replaced_by_the_first_that_is_measured() -> None:
+    guessed = Start([1.0, 1.2, 1.4], 0.08, 0.08, is_measured=True, guesses_step=True)
+    costs = CostModel(3, start=guessed)
+    costs.observe_target(1, 1.0)
+    assert not costs.knows_draft
+    costs.observe_draft(1, 0.7)
+    assert costs.knows_draft
+    assert costs.step == pytest.approx(0.7)
+    known = CostModel(3, start=guessed._replace(guesses_step=False))
+    known.observe_target(1, 1.0)
+    known.observe_draft(1, 0.7)
+    assert known.step < 0.3, "which may be disturbed"
+
+
+def test_a_block_takes_the_time_of_its_pass_with_a_few_tokens_that_are_read_before_it() -> None:
+    costs = CostModel(9, n_per_step=8)
+    costs.observe_target(1, 1.0)
+    for n_further in (0, 10, 20, 5):
+        costs.observe_draft(1, 0.7, n_further)
+    assert costs.step == pytest.approx(0.7, rel=0.15)
+    costs.observe_draft(1, 1.7, 1000)
+    assert costs.read == pytest.approx(0.001, rel=0.2)
