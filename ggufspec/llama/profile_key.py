@@ -29,8 +29,6 @@ def profile_key(
         below = {"draft_of_draft": _model_key(draft_of_draft.model)}
     if target.options.is_exact:  # all its passes have this width
         below["exact"] = target.n_rows
-    if not target.options.offloads:
-        below["offloads"] = False
     if draft is not None and draft.options.n_kept:
         below["n_ctx_draft"] = draft.options.n_kept
     return {
