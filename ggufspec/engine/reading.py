@@ -74,7 +74,9 @@ class Reading:
 
     def _pieces(self, target: LlamaSession, drafts: Mapping[str, DraftSession]) -> Pieces:
         tokens = self._prompt[:-1]
-        is_shared = self._pair.target.reads_trees and not drafts
+        # A new text alone is read as llama.cpp reads it: batches of other sizes round differently.
+        may_share = self._pair.target.can_share_passes or self.n_reused > 0
+        is_shared = may_share and self._pair.target.reads_trees and not drafts
         readers = {
             name: draft
             for name, draft in drafts.items()

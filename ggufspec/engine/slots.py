@@ -158,10 +158,12 @@ class Slots:
 
     def keep(self, slot: Slot, tokens: Sequence[int]) -> None:
         """Copy a slot's text into the cache, if much of it differs from `tokens`."""
-        n_held = slot.target.n_held
-        n_lost = n_held - slot.target.n_common(tokens)
-        if not self.cache.n_bytes or n_lost < max(_N_WORTH_KEEPING, _SHARE_WORTH_KEEPING * n_held):
+        n_held, n_known = slot.target.n_held, slot.target.n_common(tokens)
+        least = max(_N_WORTH_KEEPING, _SHARE_WORTH_KEEPING * n_held)
+        if not self.cache.n_bytes or n_held - n_known < least:
             return
+        if n_known >= _N_WORTH_KEEPING and slot.target.is_cut_by_saving:
+            return  # what is reused now comes before what may be reused later
         started = perf_counter()
         if (text := slot.saved()) is not None:
             self.cache.observe_copy(text.n_bytes, perf_counter() - started)

@@ -238,6 +238,11 @@ class LlamaSession:
             self.restore(saved)
         return saved
 
+    @property
+    def is_cut_by_saving(self) -> bool:
+        """Whether a shorter beginning of a text cannot be gone on from once it was saved."""
+        return self._context.model.has_windows
+
     def restore(self, saved: SavedText | None) -> None:
         """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
         self.forget()
