@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import socket
 
 _INTERRUPT, _HANDLED = bytes([signal.SIGINT]), b"\0"
-_SECONDS = 1.0  # until a message says why nothing happens
+_SECONDS_TO_WAKE = 0.2  # until a prompt is told of a signal that it has not heard
+_SECONDS = 0.8  # from then on, until a message says why nothing happens
 _SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 _MESSAGE = b"\nggufspec: interrupted\n"
 _IMPORTS = "<frozen importlib."  # start of the file names of Python's own import code
@@ -63,17 +64,28 @@ def _wait(received: socket.socket) -> None:
     """Return when the first Ctrl-C is handled; end the process at a second one."""
     from ggufspec.cli import render
 
-    received.settimeout(_SECONDS)
-    byte = b""
+    received.settimeout(_SECONDS_TO_WAKE)
+    is_woken, byte = False, b""
     while byte != _HANDLED:
         try:
             byte = received.recv(1)
         except TimeoutError:
+            if not is_woken:
+                _wake_input()
+                is_woken = True
+                received.settimeout(_SECONDS)
+                continue
             received.settimeout(None)
             render.note("interrupted: waits for the end of a pass; Ctrl-C again ends at once")
         if byte == _INTERRUPT:
             _end()
     received.settimeout(None)
+
+
+def _wake_input() -> None:
+    """Have readline look for signals: one that came just before it waits for keys is not heard."""
+    if hasattr(signal, "SIGWINCH") and (main := threading.main_thread().ident) is not None:
+        signal.pthread_kill(main, signal.SIGWINCH)  # which only readline handles
 
 
 def _end(message: bytes = b"") -> NoReturn:
