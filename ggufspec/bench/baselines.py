@@ -19,6 +19,7 @@ from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptErr
 from ggufspec.llama import lookup
 from ggufspec.llama.devices import free_memory
 from ggufspec.llama.lookup import BaselineRequest, BaselineText, PythonLlama
+from ggufspec.models.head_facts import is_dspark
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import read_draft
 
@@ -140,8 +141,7 @@ def _runner(
     else:
         of_draft, head = read_draft(header, program.draft)
         if head is not None:
-            is_dspark = of_draft is not None and "markov_w1.weight" in of_draft.tensor_names
-            kind = "dspark" if is_dspark else head.kind
+            kind = "dspark" if of_draft is not None and is_dspark(of_draft) else head.kind
             program = replace(program, spec_type=f"draft-{kind}")
         elif of_draft and of_draft.vocabulary != header.vocabulary:
             raise OptionError("llama.cpp refuses a draft of another vocabulary")

@@ -16,6 +16,7 @@ from ggufspec.models.head_facts import (
     architectures,
     check_tokens,
     damaged,
+    is_dspark,
     kind_of,
     misfit,
 )
@@ -91,7 +92,7 @@ def _block(draft: Header) -> Block:
         raise damaged(draft, f"its mask token is {mask}; it must be one of the vocabulary")
     is_causal = draft.values.get(f"{DFLASH}.attention.causal", False)
     from_anchor = draft.values.get(f"{DFLASH}.sample_from_anchor", True)
-    is_chained = "markov_w1.weight" in draft.tensor_names
+    is_chained = is_dspark(draft)
     first = 0 if from_anchor and is_chained else 1
     n_candidates = 0
     if "selector_hidden.weight" in draft.tensor_names:
@@ -135,7 +136,7 @@ def _check_dflash_tensors(
     target: Header, draft: Header, width: int, layers: tuple[int, ...], block: Block
 ) -> None:
     shapes = {tensor.name: tensor.shape for tensor in draft.tensors}
-    if "markov_w1.weight" in shapes and "dflash.block_size" not in draft.values:
+    if is_dspark(draft) and "dflash.block_size" not in draft.values:
         raise damaged(draft, "it has no block_size, which DSpark heads need")
     wanted = {"fc.weight": (len(layers) * width, width)}
     n_own = shapes["d2t"][0] if "d2t" in shapes else draft.n_vocab

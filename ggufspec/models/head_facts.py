@@ -69,12 +69,18 @@ def architectures() -> Mapping[str, Any]:
     return read_toml(Path(__file__).with_name("architectures.toml"))["heads"]  # type: ignore[no-any-return]
 
 
+def is_dspark(header: Header) -> bool:
+    """Whether a DFlash head has a Markov head, too."""
+    return "markov_w1.weight" in header.tensor_names
+
+
 def kind_of(header: Header) -> str:
     """The kind of a head in words, with an article."""
     if header.architecture == DFLASH:
-        for tensor, kind in (("markov_w1", "a DSpark head"), ("selector_hidden", "a DFlash2 head")):
-            if f"{tensor}.weight" in header.tensor_names:
-                return kind
+        if is_dspark(header):
+            return "a DSpark head"
+        if "selector_hidden.weight" in header.tensor_names:
+            return "a DFlash2 head"
     return KINDS.get(header.architecture, "an MTP head")
 
 
