@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from ggufspec.llama.functions import addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.llama.sequence_state import State, set_state, state_of
 from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.models.head_facts import (
     DFLASH_BATCH,
@@ -36,7 +36,7 @@ _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
-Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be truncated
+Checkpoint = State  # the state of recurrent layers, which cannot be truncated
 
 
 class HeadLink(NamedTuple):
@@ -367,22 +367,13 @@ class Context:
 
     def checkpoint(self, sequence: int = 0) -> Checkpoint:
         """A copy of the present state of recurrent layers, or of the cells that windows see."""
-        size = llama_cpp.llama_state_seq_get_size_ext(self.pointer, sequence, _PARTIAL)
-        saved = np.empty(size, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data_ext(
-            self.pointer, _bytes_of(saved), size, sequence, _PARTIAL
-        )
-        if written != size:
-            raise DecodeError(f"llama.cpp saved {written} of {size} bytes of the model's state")
-        return saved
+        return state_of(self.pointer, sequence, _PARTIAL, "the model's state")
 
     def restore(self, saved: Checkpoint, n_cells: int, sequence: int = 0) -> None:
         """Go back to a checkpoint of `n_cells` tokens; the caller then truncates to that length."""
         self.native.begin_restore(n_cells, sequence)
         with listening():
-            read = llama_cpp.llama_state_seq_set_data_ext(
-                self.pointer, _bytes_of(saved), saved.size, sequence, _PARTIAL
-            )
+            read = set_state(self.pointer, sequence, _PARTIAL, saved)
         if read == 0:
             self.truncate(0, sequence)
             raise DecodeError(f"llama.cpp did not restore {saved.size} bytes of the model's state")
@@ -395,7 +386,3 @@ class Context:
                 llama_cpp.llama_free(self._pointer)
                 self.pools.release(self._pointer)
             self._pointer = None
-
-
-def _bytes_of(array: Checkpoint) -> ctypes.Array[ctypes.c_uint8]:
-    return (ctypes.c_uint8 * array.size).from_buffer(array.data)

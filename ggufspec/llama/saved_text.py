@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,8 +13,7 @@ from ggufspec.decoding.types import n_same, token_array
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Checkpoint, Context
 from ggufspec.llama.log import listening
-
-Bytes = NDArray[np.uint8]
+from ggufspec.llama.sequence_state import State, set_state, state_of
 
 
 class SavedText(NamedTuple):
@@ -28,7 +25,7 @@ class SavedText(NamedTuple):
     """
 
     tokens: array[int]
-    cells: Bytes
+    cells: State
     checkpoints: Sequence[tuple[int, Checkpoint]] = ()
     n_prompt: int = 0
     n_least: int = 0
@@ -57,13 +54,9 @@ def save(context: Context, sequence: int) -> SavedText | None:
     if not tokens or not context.truncate(len(tokens), sequence):
         return None
     with listening():
-        size = llama_cpp.llama_state_seq_get_size_ext(context.pointer, sequence, 0)
-        cells = np.empty(size, np.uint8)
-        written = llama_cpp.llama_state_seq_get_data_ext(
-            context.pointer, _buffer(cells), size, sequence, 0
-        )
-    if not size or written != size:
-        raise DecodeError(f"llama.cpp saved {written} of {size} bytes of a text")
+        cells = state_of(context.pointer, sequence, 0, "a text")
+    if not cells.size:
+        raise DecodeError("llama.cpp saved nothing of a text")
     # A recurrent state is that of all tokens. Of layers with windows, llama.cpp leaves out what the
     # end of the text does not see: one token can be dropped.
     is_recurrent = context.n_droppable is not None
@@ -88,16 +81,10 @@ def restore(context: Context, saved: SavedText, sequence: int) -> None:
     context.truncate(0, sequence)
     context.native.begin_restore(context.n_cells(sequence), sequence)  # until all is there
     with listening() as log:
-        read = llama_cpp.llama_state_seq_set_data_ext(
-            context.pointer, _buffer(saved.cells), saved.cells.size, sequence, 0
-        )
+        read = set_state(context.pointer, sequence, 0, saved.cells)
     if read != saved.cells.size:
         context.truncate(0, sequence)
         raise DecodeError(
             f"llama.cpp restored {read} of {saved.cells.size} bytes of a text. {log.complaints()}"
         )
     context.native.hold(saved.tokens, sequence)  # type: ignore[arg-type]  # int32
-
-
-def _buffer(data: Bytes) -> ctypes.Array[ctypes.c_uint8]:
-    return (ctypes.c_uint8 * data.size).from_buffer(data.data)

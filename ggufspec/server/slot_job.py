@@ -1,4 +1,4 @@
-"""Work of the engine worker's thread that is no text."""
+"""A job of the engine's worker that writes no text: it copies, or drops, what a slot holds."""
 
 from __future__ import annotations
 

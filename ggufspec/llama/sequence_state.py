@@ -1,0 +1,35 @@
+"""What llama.cpp holds of a sequence, as bytes."""
+
+from __future__ import annotations
+
+import ctypes
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.errors import DecodeError
+
+State = NDArray[np.uint8]
+
+
+def state_of(context: int, sequence: int, flags: int, what: str) -> State:
+    """A copy of it; `flags`: LLAMA_STATE_SEQ_FLAGS_. Raises DecodeError, which names `what`."""
+    size = llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags)
+    state = np.empty(size, np.uint8)
+    written = llama_cpp.llama_state_seq_get_data_ext(context, _buffer(state), size, sequence, flags)
+    if written != size:
+        raise DecodeError(f"llama.cpp saved {written} of {size} bytes of {what}")
+    return state
+
+
+def set_state(context: int, sequence: int, flags: int, state: State) -> int:
+    """Replace it by a copy; returns how many bytes llama.cpp has read, 0 after an error."""
+    read: int = llama_cpp.llama_state_seq_set_data_ext(
+        context, _buffer(state), state.size, sequence, flags
+    )
+    return read
+
+
+def _buffer(state: State) -> ctypes.Array[ctypes.c_uint8]:
+    return (ctypes.c_uint8 * state.size).from_buffer(state.data)
