@@ -31,7 +31,8 @@ class Completion:
     `tokens` are without the end-of-generation token, but with those of a stop string, which `text`
     leaves out; `finish_reason` is "stop" (the model ended, or a stop string came), "length"
     (max_tokens, or the context is full), None if cut short.
-    `advice`: what to change, where drafting does not make this pair faster.
+    `advice`: what to change, where drafting does not make this pair faster. `stop`: the stop string
+    that ended the text.
     """
 
     text: str
@@ -39,3 +40,4 @@ class Completion:
     finish_reason: FinishReason | None
     stats: Stats
     advice: str | None = None
+    stop: str | None = None

@@ -261,11 +261,11 @@ class Generation:
             decode_seconds=self._decode_seconds,
             notes=notes,
         )
-        text, tokens = "".join(self._text), tuple(self._tokens)
+        text, tokens, stop = "".join(self._text), tuple(self._tokens), self._text_stream.ended_by
         advice, experts = self._policy.advice(), self._pair.target.model.experts
         if advice is not None and experts is not None:
             advice += f". The target is a mixture of experts, {experts_note(*experts)}"
-        return Completion(text, tokens, self.finish_reason, stats, advice)
+        return Completion(text, tokens, self.finish_reason, stats, advice, stop)
 
     def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
         """The drafter and the loop. Raises OptionError."""
@@ -388,7 +388,7 @@ class Generation:
                 break
             tokens.append(token)
             text += self._text_stream.push(self._piece_of(token))
-            if self._text_stream.stopped:  # a stop string is complete
+            if self._text_stream.ended_by is not None:
                 self.finish_reason = "stop"
                 break
         if self.finish_reason is not None:

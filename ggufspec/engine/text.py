@@ -15,7 +15,7 @@ class TextStream:
     """Turns the bytes of tokens into text as they come.
 
     Holds back what is not certain yet: the first bytes of a character, and text that may be the
-    start of a stop string. `stopped` becomes true when a stop string is complete; it and all text
+    start of a stop string. `ended_by` is the first stop string that is complete; it and all text
     after it is never returned. `before`: the last bytes of the prompt; if they end inside a
     character, the rest of its bytes is left out.
     """
@@ -30,7 +30,7 @@ class TextStream:
         self._skips = bool(self._decoder.getstate()[0])
         self._decoder.reset()
         self._held = ""
-        self.stopped = False
+        self.ended_by: str | None = None
 
     def push(self, data: bytes) -> str:
         """The text that is certain after these bytes."""
@@ -45,15 +45,15 @@ class TextStream:
         return text
 
     def _release(self, text: str) -> str:
-        if self.stopped:
+        if self.ended_by is not None:
             return ""
         if not self._stop:
             return text
         text = self._held + text
-        first = min((at for at in map(text.find, self._stop) if at >= 0), default=-1)
-        if first >= 0:
-            self.stopped = True
-            self._held = ""
+        found = ((text.find(stop), stop) for stop in self._stop)
+        first, stop = min((each for each in found if each[0] >= 0), default=(-1, None))
+        if stop is not None:
+            self.ended_by, self._held = stop, ""
             return text[:first]
         n_held = n_begun(text, self._stop, self._n_longest - 1)
         self._held = text[len(text) - n_held :]

@@ -14,7 +14,7 @@ def feed(stream: TextStream, pieces: list[bytes]) -> str:
     text = ""
     for piece in pieces:
         text += stream.push(piece)
-        if stream.stopped:
+        if stream.ended_by is not None:
             return text
     return text + stream.finish()
 
@@ -69,25 +69,26 @@ def test_a_stop_string_ends_the_text_however_it_is_split() -> None:
         assert feed(stream, split(b"Hello #1 and ## two\n\nUser: more ###", rng)) == (
             "Hello #1 and ## two"
         )
-        assert stream.stopped
+        assert stream.ended_by == "\n\nUser:"
 
 
 def test_what_might_become_a_stop_string_is_held_back_and_released() -> None:
     stream = TextStream(["STOP"])
     assert [stream.push(piece) for piece in (b"go ST", b"OR", b"E STO")] == ["go ", "STOR", "E "]
     assert stream.finish() == "STO"
-    assert not stream.stopped
+    assert stream.ended_by is None
 
 
 def test_the_first_of_several_stop_strings_wins() -> None:
     stream = TextStream(["lo wo", "lo"])
     assert stream.push(b"hello world") == "hel"
+    assert stream.ended_by == "lo"
 
 
 def test_overlapping_beginnings_are_not_missed() -> None:
     stream = TextStream(["aab"])
     assert feed(stream, [b"a", b"a", b"a", b"b", b"c"]) == "a"
-    assert stream.stopped
+    assert stream.ended_by == "aab"
 
 
 def test_a_thousand_stop_strings_are_found_as_one_is() -> None:
@@ -97,7 +98,7 @@ def test_a_thousand_stop_strings_are_found_as_one_is() -> None:
     first = min(text.index(stop) for stop in stops if stop in text)
     stream = TextStream(stops)
     assert feed(stream, split(text.encode(), rng)) == text[:first]
-    assert stream.stopped
+    assert stream.ended_by == next(stop for stop in stops if text.startswith(stop, first))
 
 
 def test_after_a_stop_nothing_more_comes() -> None:
