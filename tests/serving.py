@@ -14,8 +14,9 @@ import httpx
 from patience import PATIENCE, comes_true
 
 from ggufspec.engine.engine import Engine
-from ggufspec.server.app import Service, make_app, make_service
+from ggufspec.server.app import make_app, make_service
 from ggufspec.server.options import ServerOptions
+from ggufspec.server.service import Service
 from ggufspec.server.uvicorn_server import GracefulServer, bind, url_of
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from ggufspec.decoding.sampling_options import SAMPLING
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.server.dialects.chat_response import FINGERPRINT
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.requests import default_options
-from ggufspec.server.responses import FINGERPRINT
 
 
 def model(engine: Engine, options: ServerOptions, started_at: int) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""The error responses that clients get, in OpenAI's format."""
+"""The error responses that clients get, in the form of each API."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -17,6 +18,16 @@ from ggufspec.errors import (
 )
 
 LOG = logging.getLogger("ggufspec.server")
+_ANTHROPIC_TYPES = {  # by status
+    **dict.fromkeys((400, 405, 408, 415), "invalid_request_error"),
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(HTTPException):
@@ -35,11 +46,18 @@ class ApiError(HTTPException):
     ) -> None:
         super().__init__(status, message, headers)
         error = {"message": message, "type": kind, "param": param, "code": code}
-        self.body = {"error": {**error, **(facts or {})}}
+        self.body: dict[str, Any] = {"error": {**error, **(facts or {})}}
 
-    def response(self) -> JSONResponse:
-        """The response with this status, body and these headers."""
-        return JSONResponse(self.body, self.status_code, self.headers)
+
+def error_response(error: ApiError, path: str) -> JSONResponse:
+    """The response for an error, in the form of the API that the path belongs to."""
+    found = error.body
+    if path.startswith("/v1/messages"):
+        kind = _ANTHROPIC_TYPES.get(error.status_code, "api_error")
+        found = {"type": "error", "error": {"type": kind, "message": error.detail}}
+    elif path.startswith("/api/"):
+        found = {"error": error.detail}
+    return JSONResponse(found, error.status_code, error.headers)
 
 
 def server_stopping() -> ApiError:

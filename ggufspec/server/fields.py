@@ -13,7 +13,8 @@ _TABLES = read_toml(Path(__file__).with_suffix(".toml"))
 # By the kind of object that has them: names and reasons, names and what they are called here.
 IGNORED: Mapping[str, Mapping[str, str]] = _TABLES["ignored"]
 RENAMED: Mapping[str, Mapping[str, str]] = _TABLES["renamed"]
-REFUSED: Mapping[str, tuple[list[Any], str]] = _TABLES["refused"]  # harmless values, and the reason
+# Harmless values, and the reason.
+REFUSED: Mapping[str, Mapping[str, tuple[list[Any], str]]] = _TABLES["refused"]
 
 
 def given(document: Mapping[str, Any], kinds: Collection[str]) -> dict[str, Any]:
@@ -22,9 +23,10 @@ def given(document: Mapping[str, Any], kinds: Collection[str]) -> dict[str, Any]
     Raises ValueError for a field that is given by two names.
     """
     renamed = {old: new for kind in kinds for old, new in RENAMED.get(kind, {}).items()}
+    refused = _refused(kinds)
     found: dict[str, Any] = {}
     for name, value in document.items():
-        is_default = name in REFUSED and value in REFUSED[name][0]
+        is_default = name in refused and value in refused[name][0]
         if value is None or is_default or any(name in IGNORED.get(kind, ()) for kind in kinds):
             continue
         kept = renamed.get(name, name)
@@ -34,10 +36,19 @@ def given(document: Mapping[str, Any], kinds: Collection[str]) -> dict[str, Any]
     return found
 
 
-def refusal(name: str, known: Collection[str]) -> str:
-    """Why a field that the schema does not have is refused; `known`: fields that it has."""
-    if name in REFUSED:
-        return REFUSED[name][1]
+def refusal(name: str, known: Collection[str], kinds: Collection[str]) -> str:
+    """Why a field is refused that objects of these kinds do not have; `known`: those they have."""
+    if name in (refused := _refused(kinds)):
+        return refused[name][1]
     alike = get_close_matches(name, known, n=1, cutoff=0.8)
     instead = f"send {alike[0]!r}" if alike and alike[0] != name else "leave it out"
     return f"this field is unknown to the server, or not available here; {instead}"
+
+
+def _refused(kinds: Collection[str]) -> dict[str, tuple[list[Any], str]]:
+    """Objects in a request are refused what a whole request is, too."""
+    return {
+        name: found
+        for kind in ("everywhere", *kinds)
+        for name, found in REFUSED.get(kind, {}).items()
+    }

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ggufspec.server.errors import ApiError, log_error
+from ggufspec.server.errors import ApiError, error_response, log_error
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.options import ServerOptions
 
@@ -65,7 +65,7 @@ class RequestMiddleware:
                     )
             await self._app(scope, receive, send_and_note)
         except ApiError as error:
-            await error.response()(scope, receive, send_and_note)
+            await error_response(error, scope["path"])(scope, receive, send_and_note)
         except ClientDisconnect:
             status = CLIENT_DISCONNECTED
         except Exception as error:

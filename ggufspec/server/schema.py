@@ -26,7 +26,7 @@ MaxTokens = Annotated[int | None, Field(ge=-1, le=2**31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """An object without further fields, but for those that have no effect here, by its kinds."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -41,14 +41,14 @@ class _Body(BaseModel):
             raise PydanticCustomError("given_twice", "{found}", {"found": str(error)}) from error
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """What a stream contains besides the text."""
 
     kinds = ("stream_options",)
     include_usage: bool = False
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     """A JSON schema for the generated text."""
 
     kinds = ("schemas",)
@@ -57,7 +57,7 @@ class JsonSchema(_Body):
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """The format of the generated text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -65,7 +65,7 @@ class ResponseFormat(_Body):
     schema_: dict[str, Any] | None = Field(None, alias="schema", description="Of a json_object.")
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(Body):
     """What the generated text must match, as vLLM names it; one of the fields."""
 
     kinds = ("structured_outputs",)
@@ -77,11 +77,11 @@ class StructuredOutputs(_Body):
 
 
 if TYPE_CHECKING:
-    _Numbers = _Body
+    _Numbers = Body
 else:  # of sampling; but for top_p and top_k, which GenerationBody has with further values
     _Numbers = pydantic.create_model(
         "_Numbers",
-        __base__=_Body,
+        __base__=Body,
         **{
             name: (type(default) | None, Field(None, le=most, **{"gt" if above else "ge": least}))
             for name, (default, (least, most, above), _) in NUMBERS.items()
@@ -89,7 +89,7 @@ else:  # of sampling; but for top_p and top_k, which GenerationBody has with fur
     )
 
 
-class AdapterScale(_Body):
+class AdapterScale(Body):
     """The scale of a LoRA adapter that the server has loaded, as in llama.cpp's server."""
 
     id: int
@@ -195,7 +195,7 @@ class CompletionRequest(GenerationBody):
     add_special_tokens: bool = Field(True, description="Begin with the BOS token.")
 
 
-class TextPart(_Body):
+class TextPart(Body):
     """Part of a message; only text is supported."""
 
     kinds = ("messages",)
@@ -210,7 +210,7 @@ def joined(content: str | list[TextPart] | None, separator: str) -> str:
     return content or ""
 
 
-class CalledFunction(_Body):
+class CalledFunction(Body):
     """The name of a called function, and its arguments."""
 
     kinds = ("calls",)
@@ -218,7 +218,7 @@ class CalledFunction(_Body):
     arguments: str | dict[str, Any] = Field("", description="Any text; usually that of an object.")
 
 
-class ToolCall(_Body):
+class ToolCall(Body):
     """A tool call in a message of the assistant."""
 
     kinds = ("calls",)
@@ -227,7 +227,7 @@ class ToolCall(_Body):
     function: CalledFunction
 
 
-class ChatMessage(_Body):
+class ChatMessage(Body):
     """One message of a conversation."""
 
     kinds = ("messages",)
@@ -254,7 +254,7 @@ class ChatMessage(_Body):
         return joined(self.content, "\n")
 
 
-class Function(_Body):
+class Function(Body):
     """A function that the model may call."""
 
     kinds = ("tools",)
@@ -264,7 +264,7 @@ class Function(_Body):
     strict: bool | None = Field(None, description="true: the arguments of a call match the schema.")
 
 
-class Tool(_Body):
+class Tool(Body):
     """A tool that the model may use."""
 
     kinds = ("tools",)
@@ -272,20 +272,20 @@ class Tool(_Body):
     function: Function
 
 
-class FunctionName(_Body):
+class FunctionName(Body):
     """The name of a function."""
 
     name: str = Field(min_length=1, max_length=256)
 
 
-class NamedTool(_Body):
+class NamedTool(Body):
     """The tool that has to be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class PredictedOutput(_Body):
+class PredictedOutput(Body):
     """What the answer may be, such as a file before an edit."""
 
     type: Literal["content"]
@@ -334,13 +334,13 @@ class PredictRequest(GenerationBody):
     max_tokens: MaxTokens = 40
 
 
-class SlotFile(_Body):
+class SlotFile(Body):
     """The file of a slot that is saved or restored, as in llama.cpp's server."""
 
     filename: str | None = Field(None, max_length=1000, description="In --slot-save-path.")
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """A text to tokenize."""
 
     kinds = ("tokenize",)
@@ -350,7 +350,7 @@ class TokenizeRequest(_Body):
     with_pieces: bool = Field(False, description="Return the text of each token, or its bytes.")
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
     tokens: list[TokenId]

@@ -19,6 +19,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.llama.context import Context
 from ggufspec.server import fields
 
+REFUSED = fields.REFUSED["everywhere"]
 GREEDY: dict[str, Any] = {"prompt": "hello world", "temperature": 0, "max_tokens": 8}
 MESSAGES = [{"role": "user", "content": "hello world"}]
 
@@ -37,8 +38,8 @@ def refusal(live: Live, path: str = "/v1/completions", **asked: Any) -> Any:
 def test_fields_without_an_effect_are_accepted_with_any_value(live: Live) -> None:
     plain = text_of(live)
     assert text_of(live, **dict.fromkeys(fields.IGNORED["everywhere"], "any")) == plain
-    assert text_of(live, **dict.fromkeys(fields.REFUSED), unknown=None, seed=None, n=None) == plain
-    harmless = {name: values[0] for name, (values, _) in fields.REFUSED.items() if values}
+    assert text_of(live, **dict.fromkeys(REFUSED), unknown=None, seed=None, n=None) == plain
+    harmless = {name: values[0] for name, (values, _) in REFUSED.items() if values}
     assert text_of(live, **harmless) == plain
     message = {**MESSAGES[0], **dict.fromkeys(fields.IGNORED["messages"], "any"), "audio": None}
     chats = [
@@ -48,7 +49,7 @@ def test_fields_without_an_effect_are_accepted_with_any_value(live: Live) -> Non
     assert chats[0]["choices"] == chats[1]["choices"]
 
 
-@pytest.mark.parametrize("name", [*fields.REFUSED, "temperatur", "draft.x", "\x1b[31mred"])
+@pytest.mark.parametrize("name", [*REFUSED, "temperatur", "draft.x", "\x1b[31mred"])
 def test_fields_that_cannot_be_had_are_refused_by_their_name(live: Live, name: str) -> None:
     error = refusal(live, **GREEDY, **{name: 7})
     assert error["param"] == name
@@ -70,7 +71,7 @@ def test_the_guide_lists_all_fields(live: Live) -> None:
     for name in (
         *declared,
         *fields.IGNORED["everywhere"],
-        *fields.REFUSED,
+        *REFUSED,
         *fields.RENAMED["everywhere"],
     ):
         assert f"`{name}`" in guide, name

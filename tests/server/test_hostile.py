@@ -242,12 +242,6 @@ def test_unknown_paths_are_reported(live: Live, method: str, path: str, status: 
 @pytest.mark.parametrize(
     ("method", "path", "told"),
     [
-        ("POST", "/v1/responses", "LiteLLM"),
-        ("POST", "/responses", "LiteLLM"),
-        ("POST", "/v1/messages", "LiteLLM"),
-        ("POST", "/v1/messages/count_tokens", "LiteLLM"),
-        ("POST", "/api/chat", "LiteLLM"),
-        ("GET", "/api/tags", "LiteLLM"),
         ("POST", "/v1/embeddings", "generates text only"),
     ],
 )

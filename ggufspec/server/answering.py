@@ -1,0 +1,98 @@
+"""Answers one request for text: runs it, and sends what its renderer makes of the events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ggufspec.server.dialects.renderer import Renderer
+from ggufspec.server.errors import ApiError
+from ggufspec.server.events import ParsedRequest
+from ggufspec.server.requests import parse_request
+from ggufspec.server.schema import ChatRequest, CompletionRequest, PredictRequest
+from ggufspec.server.service import Service
+from ggufspec.server.submission import submit
+
+
+async def answer(
+    body: CompletionRequest | ChatRequest,
+    request: Request,
+    service: Service,
+    make_renderer: Callable[[ParsedRequest], Renderer],
+) -> Response:
+    """The response, or the beginning of a stream. Raises GgufspecError, ApiError."""
+    parsed = await parse(body, service)
+    renderer = make_renderer(parsed)
+    if not body.stream:
+        await collect(renderer, parsed, request, service)
+        # A long echo is hundreds of thousands of numbers, for which other responses do not wait.
+        return await run_in_threadpool(lambda: JSONResponse(renderer.body()))
+    frames = _frames(renderer, parsed, request, service)
+    # An error before the first frame gets a status of its own; later ones are sent in the stream.
+    return _EventStream(await anext(frames), frames, renderer.framing.media_type)
+
+
+async def parse(
+    body: CompletionRequest | ChatRequest | PredictRequest, service: Service
+) -> ParsedRequest:
+    """What the worker runs for a body. Raises GgufspecError."""
+    return await run_in_threadpool(parse_request, body, service.engine, service.options)
+
+
+async def collect(
+    renderer: Renderer, parsed: ParsedRequest, request: Request, service: Service
+) -> None:
+    """Run a request to its end. Raises ApiError, ClientDisconnect."""
+    async with aclosing(submit(service.worker, parsed, service.options, request.receive)) as events:
+        async for together in events:
+            for event in together:
+                renderer.add(event)
+
+
+async def _frames(
+    renderer: Renderer, parsed: ParsedRequest, request: Request, service: Service
+) -> AsyncGenerator[bytes, None]:
+    framing, has_begun = renderer.framing, False
+    events = submit(service.worker, parsed, service.options, request.receive)
+    try:
+        async with aclosing(events):
+            async for together in events:
+                found = [document for event in together for document in renderer.add(event)]
+                data = b"".join(map(framing.frame, found)) if together else framing.keep_alive
+                if data:
+                    has_begun = True
+                    yield data
+        # A stream of a text that ended at once begins here.
+        yield b"".join([*map(framing.frame, renderer.end()), framing.end])
+    except ApiError as error:
+        if not has_begun:
+            raise
+        yield framing.frame(renderer.error(error))
+
+
+class _EventStream(StreamingResponse):
+    """Sends a first frame, then others as they come, and closes their generator in the end.
+
+    Starlette's own would wait for a disconnect, which `submit` does.
+    """
+
+    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
+        async def all_frames() -> AsyncGenerator[bytes, None]:
+            yield first
+            async for frame in frames:
+                yield frame
+
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(all_frames(), headers=headers, media_type=media_type)
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._frames):
+            with suppress(ClientDisconnect):
+                await self.stream_response(send)

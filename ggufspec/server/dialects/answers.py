@@ -1,0 +1,153 @@
+"""Collects one answer from the events of the engine: its parts in order, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ggufspec.decoding.stats import Stats
+from ggufspec.engine.logprobs import Logprob, TokenLogprobs
+from ggufspec.server.events import ChoiceDelta, ChoiceFinished
+from ggufspec.server.formats.deltas import ChatDelta, ChatParser, ContentDelta, ReasoningDelta
+
+_STATISTICS = ("n_generated", "n_rounds", "n_drafted", "n_accepted", "tokens_per_second")
+
+
+@dataclass
+class Part:
+    """Text, reasoning or a tool call, whose text is its arguments; parts come one after another."""
+
+    kind: Literal["text", "reasoning", "call"]
+    text: str = ""
+    id: str = ""  # of a call
+    name: str = ""  # of a call
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Step(NamedTuple):
+    """More of a part, which has it already; `is_first`: the part begins, and the last one ends."""
+
+    delta: ChatDelta
+    part: Part
+    is_first: bool
+    logprobs: Sequence[TokenLogprobs] = ()
+
+
+@dataclass
+class Answer:
+    """One choice. `stats` and `finish_reason` (as OpenAI names it) are set once it is finished."""
+
+    index: int
+    parser: ChatParser | None
+    parts: list[Part] = field(default_factory=list)
+    n_reasoning_tokens: int = 0
+    finish_reason: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    stats: Stats = field(init=False)
+
+    def add(self, event: ChoiceDelta | ChoiceFinished) -> list[Step]:
+        """Take in an event of this choice."""
+        if isinstance(event, ChoiceFinished):
+            steps = self._take(self.parser.finish() if self.parser else [])
+            self.stats = event.completion.stats
+            self.finish_reason = event.completion.finish_reason
+            if self.calls and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+            return steps
+        self.tokens += event.tokens
+        self.drafted += event.drafted
+        self.logprobs += event.logprobs
+        deltas: list[ChatDelta] = [ContentDelta(event.text)] if event.text else []
+        if self.parser:
+            deltas = self.parser.push(event.text)
+        if deltas and all(isinstance(delta, ReasoningDelta) for delta in deltas):
+            self.n_reasoning_tokens += len(event.tokens)
+        return self._take(deltas, event.logprobs)
+
+    @property
+    def text(self) -> str:
+        """The content, without reasoning and calls."""
+        return self.joined("text")
+
+    @property
+    def calls(self) -> list[Part]:
+        """The tool calls."""
+        return [part for part in self.parts if part.kind == "call"]
+
+    def joined(self, kind: Literal["text", "reasoning"]) -> str:
+        """The text of all parts of a kind."""
+        return "".join([part.text for part in self.parts if part.kind == kind])
+
+    def statistics(self) -> dict[str, Any]:
+        """What `report_drafted` adds."""
+        return {
+            "drafted": self.drafted,
+            **{name: getattr(self.stats, name) for name in _STATISTICS},
+            "prompt_seconds": self.stats.seconds.prompt,
+            "generation_seconds": self.stats.seconds.generation,
+        }
+
+    def _take(
+        self, deltas: Sequence[ChatDelta], logprobs: Sequence[TokenLogprobs] = ()
+    ) -> list[Step]:
+        steps: list[Step] = []
+        for delta in deltas:
+            n_before = len(self.parts)
+            part = self._part_of(delta)
+            part.text += delta.text
+            # What the tokens say is with the first text of several.
+            found = () if part.kind != "text" else logprobs
+            part.logprobs += found
+            logprobs = () if found else logprobs
+            steps.append(Step(delta, part, len(self.parts) > n_before, found))
+        return steps
+
+    def _part_of(self, delta: ChatDelta) -> Part:
+        if isinstance(delta, (ContentDelta, ReasoningDelta)):
+            kind: Literal["text", "reasoning"]
+            kind = "text" if isinstance(delta, ContentDelta) else "reasoning"
+            if not self.parts or self.parts[-1].kind != kind:
+                self.parts.append(Part(kind))
+        elif delta.name is not None:
+            self.parts.append(Part("call", id=delta.id or "", name=delta.name))
+        else:
+            return self.calls[delta.call_index]
+        return self.parts[-1]
+
+
+def timings(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Where the time went, as llama.cpp's server reports it, summed over the answers."""
+    stats = [answer.stats for answer in answers]
+    n_reused = sum(each.n_prompt_reused for each in stats)
+    n_prompt = sum(each.n_prompt for each in stats) - n_reused
+    n_generated = sum(each.n_generated for each in stats)
+    return {
+        "cache_n": n_reused,
+        **_speed("prompt", n_prompt, sum(each.seconds.prompt for each in stats)),
+        **_speed("predicted", n_generated, sum(each.seconds.generation for each in stats)),
+        "draft_n": sum(each.n_drafted for each in stats),
+        "draft_n_accepted": sum(each.n_accepted for each in stats),
+    }
+
+
+def logprob_entries(found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    """Log-probabilities as OpenAI's chats and responses have them."""
+    return [
+        {**_entry(each.chosen), "top_logprobs": [_entry(top) for top in each.top]} for each in found
+    ]
+
+
+def _entry(found: Logprob) -> dict[str, Any]:
+    return {"token": found.text, "logprob": found.logprob, "bytes": list(found.data)}
+
+
+def _speed(what: str, n: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{what}_n": n,
+        f"{what}_ms": 1000 * seconds,
+        f"{what}_per_token_ms": 1000 * seconds / n if n else 0.0,
+        f"{what}_per_second": n / seconds if seconds else 0.0,
+    }

@@ -1,0 +1,25 @@
+"""Makes a chat of the request of another dialect: the one form that `parse_request` knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from ggufspec.server.schema import ChatRequest, GenerationBody
+
+
+def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
+    """A chat with the fields that all requests share, and with these, unless they are None.
+
+    Raises RequestValidationError.
+    """
+    shared = {name: getattr(body, name) for name in body.model_fields_set}
+    shared = {name: shared[name] for name in shared.keys() & GenerationBody.model_fields.keys()}
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return ChatRequest(**shared | given)
+    except ValidationError as error:
+        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(found) from error

@@ -1,0 +1,58 @@
+"""What the routes know of a dialect: how it writes an answer, and what a stream looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ggufspec.server.errors import ApiError
+from ggufspec.server.events import ChoiceDelta, ChoiceFinished
+
+Document = Mapping[str, Any]
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How the documents of a stream are written. `end`: the bytes after the last one.
+
+    `keep_alive`: what a waiting client gets; b"": nothing. `is_named`: each event has the name that
+    its document has as `type`.
+    """
+
+    media_type: str
+    before: bytes = b"data: "
+    after: bytes = b"\n\n"
+    keep_alive: bytes = b": waiting\n\n"  # a comment, which clients ignore
+    end: bytes = b""
+    is_named: bool = False
+
+    def frame(self, document: Document) -> bytes:
+        """The bytes of one document."""
+        name = b"event: %b\n" % document["type"].encode() if self.is_named else b""
+        return b"".join([name, self.before, _to_json(document).encode(), self.after])
+
+
+CHUNKS = Framing("text/event-stream", end=b"data: [DONE]\n\n")
+NAMED_EVENTS = Framing("text/event-stream", is_named=True)
+JSON_LINES = Framing("application/x-ndjson", before=b"", after=b"\n", keep_alive=b"")
+
+
+class Renderer(Protocol):
+    """Writes the answer to one request, whole or as the documents of a stream."""
+
+    framing: Framing
+
+    def add(self, event: ChoiceDelta | ChoiceFinished) -> Sequence[Document]:
+        """Take in an event; returns the documents for it."""
+
+    def end(self) -> Sequence[Document]:
+        """The documents after the last event."""
+
+    def body(self) -> Document:
+        """The body of a response that is not streamed, after the last event."""
+
+    def error(self, error: ApiError) -> Document:
+        """The last document of a stream that fails."""
