@@ -84,6 +84,11 @@ def _print(document: dict[str, Any]) -> None:
     render.echo(f"llama-cpp-python {version}, built with {', '.join(document['backends'])}")
     for backend, features in document["features"].items():
         render.echo(f"{backend}: {features}")
+    processor = document["processor"]
+    if processor["missing"]:
+        render.echo(f"not used of this processor: {' '.join(processor['missing'])}")
+    elif processor["has_variants"]:
+        render.echo("CPU: the best of its libraries for this processor, chosen at run time")
     own = document["kernels"]
     used = f"{own['instructions']} for {', '.join(own['types'])}"
     render.echo(f"own kernels: {used if own['types'] else 'none, ' + own['reason']}")

@@ -141,10 +141,14 @@ def loaded(
     shared.show_log(verbose)
     paths = pair.find()
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
+    from ggufspec.llama import build
+
     with load_with_bars(*paths, load_settings) as engine:
         settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
         for reason in filter(None, [*engine.kernels, engine.attention] if verbose else []):
             render.note(reason)
+        if "CPU" in engine.pair.target.model.places and (slow := build.notice()):
+            render.note(slow)
         if verbose and engine.pair.chains_only and settings["tree"] == "auto":
             render.note(engine.pair.chains_only)
         yield engine, paths, settings

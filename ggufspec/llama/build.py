@@ -6,14 +6,24 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import llama_cpp
 
-from ggufspec.llama import devices, kernels, threadpool
+from ggufspec.drafting import profile_store
+from ggufspec.llama import devices, instruction_sets, kernels, threadpool, trial
 from ggufspec.llama.devices import POINTER, SIZE, TEXT, Device
-from ggufspec.llama.install import CUDA, METAL, VULKAN, VisibleGpu, build_command, visible_gpus
+from ggufspec.llama.install import (
+    CUDA,
+    METAL,
+    NATIVE,
+    VULKAN,
+    VisibleGpu,
+    build_command,
+    visible_gpus,
+    wheel_command,
+)
 from ggufspec.placement.speeds import known_bandwidth
 
 _KINDS: Final = ("CPU", "GPU", "integrated GPU", "accelerator", "several devices")
@@ -117,6 +127,8 @@ def advice(
             f"{name} is there, but this build cannot use it. Install {_NEEDED[backend]}, then:\n"
             f"  {build_command([*built, backend])}"
         )
+        if wheel := wheel_command(backend):
+            lines[-1] += f"\nor install a prebuilt wheel, without a compiler:\n  {wheel}"
     if not of_gpus and not usable:
         own = METAL if sys.platform == "darwin" else CUDA
         other = "" if own == METAL else " (AMD, Intel: -DGGML_VULKAN=on)"
@@ -126,9 +138,73 @@ def advice(
     return lines
 
 
+def processor_advice(
+    missing: Sequence[str], built: Iterable[str], own_kernels: str | None
+) -> list[str]:
+    """What to do about a build without `missing`, which this processor could use.
+
+    built: backends. own_kernels: the instructions of ggufspec's kernels, where they are used.
+    """
+    if not missing:
+        return []
+    effect = "prompts and texts take longer"
+    if own_kernels:
+        effect = (
+            f"ggufspec's kernels ({own_kernels}) multiply weights where they are faster; "
+            "everything else, such as attention, takes longer"
+        )
+    return [
+        f"llama.cpp was built without {_listed(missing)}, which this processor has, as prebuilt "
+        f"wheels are: {effect}. With a C++ compiler, build it for this processor:\n"
+        f"  {_native_command(built)}"
+    ]
+
+
+def notice() -> str | None:
+    """A line about a build that is slower than it could be; None if it was given before.
+
+    That is remembered for each build in the cache folder.
+    """
+    missing = missing_sets()
+    if not instruction_sets.are_needed(missing):
+        return None
+    key = {"about": "slow build", "cpu": devices.cpu_name(), "build": trial.build()}
+    if profile_store.recall(key) is not None:
+        return None
+    profile_store.remember(key, {"missing": missing})
+    return (
+        f"llama.cpp was built without {_listed(missing)}, which this processor has, and is slower "
+        "than it could be: `ggufspec devices` prints the command that builds it for this "
+        "processor. This message is not repeated"
+    )
+
+
+def missing_sets() -> list[str]:
+    """Instruction sets that this processor has and the loaded build lacks, by ggml's names.
+
+    Also OPENMP, where neither llama.cpp nor ggufspec keeps threads between passes.
+    """
+    built = features().get("CPU", "").split()
+    if instruction_sets.has_variants(devices.library_folders()):
+        return []
+    found = instruction_sets.missing(built, instruction_sets.of_processor())
+    has_threads = "OPENMP" in built or threadpool.are_needed() or sys.platform == "darwin"
+    return found if has_threads or not built else [*found, "OPENMP"]
+
+
+def _native_command(built: Iterable[str]) -> str:
+    return build_command([*built, NATIVE, *(() if sys.platform == "darwin" else ("OPENMP",))])
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def facts() -> dict[str, Any]:
     """The devices, the build and this machine, as JSON, with advice."""
     built, found = backends(), devices.devices()
+    own, missing = kernels.status(), missing_sets()
     listed = []
     for device in found:
         n_free, n_total = device.n_free, device.n_total
@@ -148,11 +224,20 @@ def facts() -> dict[str, Any]:
         "devices": listed,
         "backends": built,
         "features": features(),
-        "kernels": kernels.status()._asdict(),
+        "processor": {
+            "instruction_sets": instruction_sets.of_processor(),
+            "missing": missing,
+            "has_variants": instruction_sets.has_variants(devices.library_folders()),
+            "build_command": _native_command(built) if missing else None,
+        },
+        "kernels": own._asdict(),
         "n_threads": devices.n_threads_default(),
         "n_logical_cores": devices.n_logical_cores(),
         "thread_pools": threadpool.are_needed(),
-        "advice": advice(built, found, visible_gpus(), os.environ),
+        "advice": [
+            *processor_advice(missing, built, own.instructions),
+            *advice(built, found, visible_gpus(), os.environ),
+        ],
     }
 
 

@@ -120,17 +120,21 @@ def _load_backends() -> None:
     """Load the backends of a build that has them in files of their own (GGML_BACKEND_DL).
 
     With GGML_CPU_ALL_VARIANTS there is one for each kind of processor, and ggml takes the best.
-    llama-cpp-python does not load them; its build leaves them in its lib folder, or in a bin folder
-    beside the package.
+    llama-cpp-python does not load them.
     """
-    package = Path(llama_cpp.__file__).parent
     for library in libraries():
         load = getattr(library, "ggml_backend_load_all_from_path", None)
         if load is None or library.ggml_backend_reg_count():
             continue
         load.restype, load.argtypes = None, [TEXT]
-        for folder in (package / "lib", package.parent / "bin"):
+        for folder in library_folders():
             load(os.fsencode(folder))
+
+
+def library_folders() -> tuple[Path, ...]:
+    """Where llama-cpp-python has llama.cpp's libraries: in lib, or in bin beside the package."""
+    package = Path(llama_cpp.__file__).parent
+    return package / "lib", package.parent / "bin"
 
 
 def devices() -> list[Device]:

@@ -1,8 +1,9 @@
-"""How llama-cpp-python is built for a GPU, and why a build cannot be loaded."""
+"""How llama-cpp-python is built or installed, and why a build cannot be loaded."""
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import sys
@@ -15,6 +16,18 @@ from ggufspec.errors import LibraryError
 
 PACKAGE: Final = "llama-cpp-python"
 CUDA, METAL, VULKAN = "CUDA", "Metal", "Vulkan"
+NATIVE: Final = "NATIVE"  # ggml's option for the instruction sets of the processor that compiles it
+# llama-cpp-python's own indexes of prebuilt wheels, and for which of them there are wheels. CUDA 12
+# works with GPUs from Pascal on, and any driver that knows CUDA 12 or later.
+_WHEELS: Final = "https://abetlen.github.io/llama-cpp-python/whl"
+_INDEXES: Final = {"CPU": "cpu", CUDA: "cu124", METAL: "metal", VULKAN: "vulkan"}
+_PUBLISHED: Final = {
+    ("linux", "x86_64"): ("CPU", CUDA, VULKAN),
+    ("linux", "aarch64"): ("CPU",),
+    ("linux", "riscv64"): ("CPU",),
+    ("darwin", "arm64"): ("CPU", METAL),
+    ("win32", "amd64"): ("CPU", CUDA, VULKAN),
+}
 _FLAGS: Final = {"MTL": "METAL", "ROCm": "HIP"}  # names of ggml's whose option of CMake differs
 
 _MISSING = re.compile(r"(\S+\.(?:so|dylib)[\w.]*): cannot open shared|Library not loaded: (\S+)")
@@ -35,22 +48,42 @@ _SOURCES: Final = {
 }
 
 
-def build_command(backends: Iterable[str], n_version: str | None = None) -> str:
-    """The command that builds llama-cpp-python again with these backends of ggml."""
+def build_command(backends: Iterable[str]) -> str:
+    """The command that builds llama-cpp-python again with these backends, or options, of ggml."""
     names = (name for name in dict.fromkeys(backends) if name != "CPU")
     flags = " ".join(f"-DGGML_{_FLAGS.get(name, name).upper()}=on" for name in names)
-    exactly = n_version or _version()
-    return (
-        (f'CMAKE_ARGS="{flags}" ' if flags else "")
-        + f"{shlex.quote(sys.executable or 'python3')} -m pip install --force-reinstall --no-deps "
-        f"--no-cache-dir --no-binary {PACKAGE} {PACKAGE}{f'=={exactly}' if exactly else ''}"
-    )
+    variables = f'CMAKE_ARGS="{flags}" ' if flags else ""
+    return f"{variables}{_pip('--no-cache-dir', '--no-binary', PACKAGE)}"
+
+
+def wheel_command(backend: str) -> str | None:
+    """The command that installs a prebuilt wheel; None: there is none for this system.
+
+    With its dependencies, where llama-cpp-python is not installed yet.
+    """
+    system = sys.platform, platform.machine().lower()
+    if backend not in _PUBLISHED.get(system, ()):
+        return None
+    index = f"{_WHEELS}/{_INDEXES[backend]}"
+    return _pip("--only-binary", PACKAGE, "--extra-index-url", index)
+
+
+def _pip(*options: str) -> str:
+    exactly = _version()
+    again = ("--force-reinstall", "--no-deps") if exactly else ()
+    python = shlex.quote(sys.executable or "python3")
+    package = f"{PACKAGE}=={exactly}" if exactly else PACKAGE
+    return " ".join((python, "-m pip install", *again, *options, package))
 
 
 def load_error(error: Exception) -> LibraryError:
     """The error for an `import llama_cpp` that failed: what is missing, and what to do."""
     if isinstance(error, ModuleNotFoundError) and error.name == "llama_cpp":
-        return LibraryError(f"{PACKAGE} is not installed; install it:\n  {build_command(())}")
+        wheel = wheel_command("CPU")
+        return LibraryError(
+            f"{PACKAGE} is not installed; build it for this machine:\n  {build_command(())}"
+            + (f"\nor install a prebuilt wheel, without a compiler:\n  {wheel}" if wheel else "")
+        )
     again = f"or build {PACKAGE} for this machine:\n  {build_command(())}"
     if missing := _MISSING.search(str(error)):
         name = Path(missing[1] or missing[2]).name

@@ -11,7 +11,7 @@ import pytest
 from cli.conftest import Command
 
 from ggufspec.common import child
-from ggufspec.llama import devices
+from ggufspec.llama import devices, instruction_sets
 
 
 def test_the_devices_and_the_build_are_listed(command: Command) -> None:
@@ -54,6 +54,32 @@ def test_nominal_bandwidths_are_a_column_where_they_are_known(
     cells = [cell.strip() for cell in line.split("  ") if cell]
     assert cells == ["CUDA0", "GPU", "140 GB", "150 GB", "4800 GB/s", "NVIDIA H200"]
     assert any("a driver warns" in line for line in lines)
+
+
+def test_what_the_build_does_not_use_of_the_processor_is_shown(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = command("devices", "--json").document
+    processor = found["processor"]
+    assert (processor["build_command"] is None) == (processor["missing"] == [])
+    assert {*processor["missing"]} <= {*processor["instruction_sets"], "OPENMP"}
+    for facts, line in (
+        ({"missing": ["AVX512", "AVX512_VNNI"]}, "not used of this processor: AVX512 AVX512_VNNI"),
+        ({"missing": [], "has_variants": True}, "CPU: the best of its libraries for this process"),
+    ):
+        answer = json.dumps({**found, "processor": {**processor, **facts}}).encode()
+        done = subprocess.CompletedProcess([], 0, answer, b"")
+        monkeypatch.setattr(child, "call", lambda *_, done=done: done)
+        assert line in command("devices").out
+
+
+def test_run_tells_once_of_a_build_that_is_slower_than_it_could_be(
+    command: Command, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruction_sets, "of_processor", lambda: ["AVX1024"])
+    errs = [command("run", "-t", "1", "-m", target, "-p", "a", "-n", "1").err for _ in range(2)]
+    line = "ggufspec: llama.cpp was built without AVX1024, which this processor has, and is slower "
+    assert [line in err for err in errs] == [True, False]
 
 
 @pytest.mark.parametrize(

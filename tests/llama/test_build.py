@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+from functools import partial
+from pathlib import Path
+
+import llama_cpp
 import pytest
 
-from ggufspec.llama import build, devices
-from ggufspec.llama.build import advice
+from ggufspec.llama import build, devices, instruction_sets, threadpool
+from ggufspec.llama.build import advice, processor_advice
 from ggufspec.llama.devices import Device
-from ggufspec.llama.install import VisibleGpu, build_command
+from ggufspec.llama.install import VisibleGpu, build_command, wheel_command
+from ggufspec.llama.instruction_sets import of_processor
 
 CPU = Device("CPU", "AMD EPYC", 0, 1000, 1, 2000)
 CARD = Device("CUDA0", "NVIDIA GeForce RTX 4090", 1, 1000, 2, 2000)
@@ -49,7 +56,9 @@ def test_a_gpu_that_the_build_cannot_use_is_named_with_the_command(
     lines = advice({"RPC": 0, "CPU": 1}, [CPU], [gpu], {})
     (line,) = (line for line in lines if line.startswith(f"{gpu.name} is there, but this build"))
     assert f"Install {needed}" in line
-    assert line.endswith(f"\n  {build_command(['RPC', gpu.backend])}")
+    assert f"\n  {build_command(['RPC', gpu.backend])}" in line
+    if wheel := wheel_command(gpu.backend):
+        assert line.endswith(f"\nor install a prebuilt wheel, without a compiler:\n  {wheel}")
     assert len(lines) == 2, "no other backend is named"
 
 
@@ -74,6 +83,82 @@ def test_a_device_file_that_cannot_be_opened_is_named() -> None:
     assert lines[1].startswith(
         "/dev/dri/a cannot be opened by this user: add the user to the group"
     )
+
+
+def test_a_build_for_an_older_processor_is_told_with_the_command() -> None:
+    assert processor_advice([], ["CPU"], None) == []
+    (line,) = processor_advice(["AVX512", "AVX512_VNNI", "AMX_INT8"], ["RPC", "CPU"], None)
+    assert line.startswith("llama.cpp was built without AVX512, AVX512_VNNI and AMX_INT8, which ")
+    assert "prompts and texts take longer" in line
+    assert line.splitlines()[1].startswith('  CMAKE_ARGS="-DGGML_RPC=on -DGGML_NATIVE=on')
+    (line,) = processor_advice(["AVX512"], ["CPU"], "avx512_vnni")
+    assert "ggufspec's kernels (avx512_vnni) multiply weights where they are faster; every" in line
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, built: str, cpuinfo: Path, flags: str) -> None:
+    """A build, as llama.cpp describes it, on a processor, as Linux describes it."""
+    monkeypatch.setattr(llama_cpp, "llama_print_system_info", built.encode)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(instruction_sets, "of_processor", partial(of_processor, cpuinfo))
+
+
+HASWELL = "avx f16c fma avx2 bmi2"
+ZEN_5 = f"{HASWELL} avx512f avx512bw avx_vnni avx512_vnni avx512_bf16"
+AVX2_BUILD = "CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | F16C = 1 | FMA = 1 | OPENMP = 1 | "
+
+
+@pytest.mark.parametrize(
+    ("built", "flags", "missing"),
+    [
+        (AVX2_BUILD, HASWELL, []),
+        (AVX2_BUILD, ZEN_5, ["AVX_VNNI", "AVX512", "AVX512_VNNI", "AVX512_BF16"]),
+        ("CPU : SSE3 = 1 | OPENMP = 1 | ", HASWELL, ["AVX", "AVX2", "FMA", "F16C"]),
+        (f"{AVX2_BUILD}AVX512 = 1 | AVX512_VNNI = 1 | ", ZEN_5, ["AVX512_BF16"]),
+        (f"CUDA : ARCHS = 890 | {AVX2_BUILD}", f"{HASWELL} avx_vnni", ["AVX_VNNI"]),
+        ("", ZEN_5, []),
+    ],
+)
+def test_what_a_build_does_not_use_of_the_processor(
+    built: str,
+    flags: str,
+    missing: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planted(monkeypatch, built, tmp_path / "cpuinfo", flags)
+    assert build.missing_sets() == missing
+
+
+def test_a_build_that_picks_its_library_at_run_time_lacks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted(monkeypatch, AVX2_BUILD, tmp_path / "cpuinfo", ZEN_5)
+    monkeypatch.setattr(devices, "library_folders", lambda: [tmp_path])
+    (tmp_path / "libggml-cpu-haswell.so").touch()
+    assert build.missing_sets() != [], "one library is no choice"
+    (tmp_path / "libggml-cpu-zen4.so").touch()
+    assert build.missing_sets() == []
+
+
+def test_a_build_without_openmp_is_slower_only_where_no_threads_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = AVX2_BUILD.replace("OPENMP", "LLAMAFILE")
+    planted(monkeypatch, built, tmp_path / "cpuinfo", HASWELL)
+    for is_kept, missing in ((True, []), (False, ["OPENMP"])):
+        monkeypatch.setattr(threadpool, "are_needed", lambda kept=is_kept: kept)
+        assert build.missing_sets() == missing
+
+
+def test_a_slow_build_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGUFSPEC_CACHE", str(tmp_path / "cache"))
+    planted(monkeypatch, AVX2_BUILD, tmp_path / "cpuinfo", HASWELL)
+    assert build.notice() is None
+    planted(monkeypatch, AVX2_BUILD, tmp_path / "cpuinfo", ZEN_5)
+    assert "without AVX_VNNI, AVX512, AVX512_VNNI and AVX512_BF16, which" in str(build.notice())
+    assert build.notice() is None
 
 
 def test_the_loaded_build_has_a_processor_and_its_instruction_sets() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ import llama_cpp
 import pytest
 
 from ggufspec.llama import install
-from ggufspec.llama.install import VisibleGpu, build_command, load_error, visible_gpus
+from ggufspec.llama.install import (
+    VisibleGpu,
+    build_command,
+    load_error,
+    visible_gpus,
+    wheel_command,
+)
 
 LIBRARY = Path(str(llama_cpp.llama_cpp._lib._name))
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="about the loader of Linux")
@@ -40,6 +47,35 @@ def test_the_command_builds_all_backends_for_this_interpreter(
 
 
 @pytest.mark.parametrize(
+    ("system", "machine", "backend", "index"),
+    [
+        ("linux", "x86_64", "CPU", "cpu"),
+        ("linux", "x86_64", "CUDA", "cu124"),
+        ("linux", "aarch64", "CPU", "cpu"),
+        ("win32", "AMD64", "Vulkan", "vulkan"),
+        ("darwin", "arm64", "Metal", "metal"),
+        ("linux", "aarch64", "CUDA", None),
+        ("darwin", "x86_64", "CPU", None),
+        ("linux", "x86_64", "SYCL", None),
+    ],
+)
+def test_prebuilt_wheels_are_named_where_there_are_some(
+    system: str, machine: str, backend: str, index: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    command = wheel_command(backend)
+    if index is None:
+        assert command is None
+        return
+    assert command is not None
+    assert command.startswith(f"{sys.executable} -m pip install --force-reinstall --no-deps ")
+    assert "--only-binary llama-cpp-python " in command
+    assert f" https://abetlen.github.io/llama-cpp-python/whl/{index} " in command
+    assert command.endswith(f" llama-cpp-python=={llama_cpp.__version__}")
+
+
+@pytest.mark.parametrize(
     ("error", "texts"),
     [
         ("libcuda.so.1: cannot open shared object file: No such", ["libcuda.so.1", "--gpus all"]),
@@ -60,7 +96,9 @@ def test_a_missing_library_is_named_with_where_it_comes_from(error: str, texts: 
 
 def test_a_package_that_is_not_installed() -> None:
     error = load_error(ModuleNotFoundError("No module named 'llama_cpp'", name="llama_cpp"))
-    assert str(error).startswith("llama-cpp-python is not installed; install it:\n  ")
+    assert str(error).startswith("llama-cpp-python is not installed; build it for this machine:\n")
+    if wheel := wheel_command("CPU"):
+        assert str(error).endswith(f"or install a prebuilt wheel, without a compiler:\n  {wheel}")
 
 
 def broken(folder: Path, *, replaced: bytes, by: bytes) -> dict[str, str]:
