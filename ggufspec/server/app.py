@@ -14,9 +14,12 @@ from starlette.types import ASGIApp
 
 from ggufspec import __version__
 from ggufspec.engine.engine import Engine
+from ggufspec.errors import PromptTooLongError
 from ggufspec.server import schema
 from ggufspec.server.answering import answer, collect, parse
 from ggufspec.server.dialects.chat_response import CompletionRenderer
+from ggufspec.server.dialects.messages_request import CountTokensRequest, MessagesRequest
+from ggufspec.server.dialects.messages_response import MessageRenderer
 from ggufspec.server.error_handlers import add_error_handlers
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import RequestMiddleware
@@ -114,6 +117,22 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         return await answer(
             body, request, service, lambda parsed: CompletionRenderer(body, parsed, alias)
         )
+
+    @router.post("/v1/messages")
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Continue a conversation, like Anthropic's Messages API."""
+        return await answer(
+            body.chat(), request, service, lambda parsed: MessageRenderer(parsed, alias)
+        )
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountTokensRequest) -> Response:
+        """Count the tokens of a conversation, like Anthropic's API."""
+        try:
+            n_tokens = len((await parse(body.chat(), service)).prompts[0])
+        except PromptTooLongError as error:
+            n_tokens = error.n_prompt
+        return JSONResponse({"input_tokens": n_tokens})
 
     @router.post("/predict")
     async def predict(body: schema.PredictRequest, request: Request) -> Response:

@@ -53,11 +53,21 @@ def error_response(error: ApiError, path: str) -> JSONResponse:
     """The response for an error, in the form of the API that the path belongs to."""
     found = error.body
     if path.startswith("/v1/messages"):
-        kind = _ANTHROPIC_TYPES.get(error.status_code, "api_error")
-        found = {"type": "error", "error": {"type": kind, "message": error.detail}}
+        found = anthropic_error(error)
     elif path.startswith("/api/"):
         found = {"error": error.detail}
     return JSONResponse(found, error.status_code, error.headers)
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """The body of an error as Anthropic's API has it."""
+    message, facts = error.detail, error.body["error"]
+    if facts["code"] == "context_length_exceeded":  # agents shorten the conversation at this text
+        message = (
+            f"prompt is too long: {facts['n_prompt_tokens']} tokens > {facts['n_ctx']} maximum"
+        )
+    kind = _ANTHROPIC_TYPES.get(error.status_code, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def server_stopping() -> ApiError:

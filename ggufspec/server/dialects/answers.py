@@ -36,13 +36,16 @@ class Step(NamedTuple):
 
 @dataclass
 class Answer:
-    """One choice. `stats` and `finish_reason` (as OpenAI names it) are set once it is finished."""
+    """One choice. `stats`, `finish_reason` (as OpenAI names it) and `stop` (the stop string that
+    ended it) are set once it is finished.
+    """
 
     index: int
     parser: ChatParser | None
     parts: list[Part] = field(default_factory=list)
     n_reasoning_tokens: int = 0
     finish_reason: str | None = None
+    stop: str | None = None
     tokens: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -53,7 +56,7 @@ class Answer:
         if isinstance(event, ChoiceFinished):
             steps = self._take(self.parser.finish() if self.parser else [])
             self.stats = event.completion.stats
-            self.finish_reason = event.completion.finish_reason
+            self.finish_reason, self.stop = event.completion.finish_reason, event.completion.stop
             if self.calls and self.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
             return steps

@@ -7,14 +7,17 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from ggufspec.server.errors import ApiError
 from ggufspec.server.schema import ChatRequest, GenerationBody
 
 
 def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
     """A chat with the fields that all requests share, and with these, unless they are None.
 
-    Raises RequestValidationError.
+    Raises RequestValidationError, ApiError.
     """
+    if body.n not in (None, 1):
+        raise ApiError(400, f"n is {body.n}; this API has one answer: leave it out", param="n")
     shared = {name: getattr(body, name) for name in body.model_fields_set}
     shared = {name: shared[name] for name in shared.keys() & GenerationBody.model_fields.keys()}
     given = {name: value for name, value in fields.items() if value is not None}
@@ -23,3 +26,8 @@ def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
         raise RequestValidationError(found) from error
+
+
+def thinking_variables(wanted: bool) -> dict[str, bool]:
+    """The variables by which chat templates are told whether the model reasons first."""
+    return dict.fromkeys(("enable_thinking", "thinking"), wanted)
