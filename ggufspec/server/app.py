@@ -24,6 +24,7 @@ from ggufspec.server.error_handlers import add_error_handlers
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import RequestMiddleware
 from ggufspec.server.options import ServerOptions
+from ggufspec.server.responses_routes import add_responses
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
 from ggufspec.server.service import Service
 from ggufspec.server.strict_json import parse_json
@@ -68,6 +69,7 @@ def make_app(service: Service) -> ASGIApp:
     add_error_handlers(app)
     router = APIRouter(route_class=_StrictJsonRoute, responses=_ERRORS)
     _add_generation(router, service)
+    add_responses(router, service)
     add_tokenization(router, service)
     add_slots(router, service)
     add_information(router, service)
@@ -78,7 +80,7 @@ def make_app(service: Service) -> ASGIApp:
         checked = CORSMiddleware(
             checked,
             allow_origins=options.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
     return checked

@@ -17,8 +17,12 @@ RENAMED: Mapping[str, Mapping[str, str]] = _TABLES["renamed"]
 REFUSED: Mapping[str, Mapping[str, tuple[list[Any], str]]] = _TABLES["refused"]
 
 
-def given(document: Mapping[str, Any], kinds: Collection[str]) -> dict[str, Any]:
+def given(
+    document: Mapping[str, Any], kinds: Collection[str], declared: Collection[str]
+) -> dict[str, Any]:
     """The fields of an object of these kinds that have an effect here: null is as no value.
+
+    Those that the schema has, `declared`, are never without an effect.
 
     Raises ValueError for a field that is given by two names.
     """
@@ -27,7 +31,8 @@ def given(document: Mapping[str, Any], kinds: Collection[str]) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, value in document.items():
         is_default = name in refused and value in refused[name][0]
-        if value is None or is_default or any(name in IGNORED.get(kind, ()) for kind in kinds):
+        is_ignored = any(name in IGNORED.get(kind, ()) for kind in kinds)
+        if value is None or (name not in declared and (is_default or is_ignored)):
             continue
         kept = renamed.get(name, name)
         if kept in found and found[kept] != value:

@@ -36,7 +36,9 @@ class Body(BaseModel):
     @classmethod
     def _given(cls, data: object) -> object:
         try:
-            return fields.given(data, cls.kinds) if isinstance(data, dict) else data
+            if isinstance(data, dict):
+                return fields.given(data, cls.kinds, cls.model_fields)
+            return data
         except ValueError as error:
             raise PydanticCustomError("given_twice", "{found}", {"found": str(error)}) from error
 

@@ -65,13 +65,20 @@ def test_the_guide_lists_all_fields(live: Live) -> None:
     schemas = live.client.get("/openapi.json").json()["components"]["schemas"]
     declared = [
         name
-        for body in ("ChatRequest", "CompletionRequest", "StructuredOutputs")
+        for body in (
+            "ChatRequest",
+            "CompletionRequest",
+            "ResponsesRequest",
+            "StructuredOutputs",
+        )
         for name in schemas[body]["properties"]
     ]
     for name in (
         *declared,
         *fields.IGNORED["everywhere"],
+        *fields.IGNORED["responses"],
         *REFUSED,
+        *fields.REFUSED["responses"],
         *fields.RENAMED["everywhere"],
     ):
         assert f"`{name}`" in guide, name

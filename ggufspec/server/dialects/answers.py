@@ -50,6 +50,7 @@ class Answer:
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: Stats = field(init=False)
+    _unsaid: list[TokenLogprobs] = field(default_factory=list)  # of tokens without a text so far
 
     def add(self, event: ChoiceDelta | ChoiceFinished) -> list[Step]:
         """Take in an event of this choice."""
@@ -97,15 +98,19 @@ class Answer:
         self, deltas: Sequence[ChatDelta], logprobs: Sequence[TokenLogprobs] = ()
     ) -> list[Step]:
         steps: list[Step] = []
+        self._unsaid += logprobs
         for delta in deltas:
             n_before = len(self.parts)
             part = self._part_of(delta)
             part.text += delta.text
-            # What the tokens say is with the first text of several.
-            found = () if part.kind != "text" else logprobs
+            # What the tokens say is with the first text that comes with them, or after them.
+            found: list[TokenLogprobs] = []
+            if part.kind == "text":
+                found, self._unsaid = self._unsaid, found
             part.logprobs += found
-            logprobs = () if found else logprobs
             steps.append(Step(delta, part, len(self.parts) > n_before, found))
+        if deltas:
+            self._unsaid = []
         return steps
 
     def _part_of(self, delta: ChatDelta) -> Part:

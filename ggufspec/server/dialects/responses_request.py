@@ -1,0 +1,257 @@
+"""Reads OpenAI's responses API: the input items of a request become the messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic_core import PydanticCustomError
+
+from ggufspec.server import schema
+from ggufspec.server.dialects.chat_request import as_chat, thinking_variables
+from ggufspec.server.errors import ApiError
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def _of_type(what: str, *types: str, default: str | None = None) -> BeforeValidator:
+    """Refuses objects of other types by their name; without a type, they are of the default."""
+
+    def check(value: object) -> object:
+        if not isinstance(value, dict) or (found := value.get("type", default)) in types:
+            return {**value, "type": found} if isinstance(value, dict) else value
+        raise PydanticCustomError(
+            "not_supported",
+            "{found} is not supported as the type of {what}; send {types}",
+            {"found": repr(found)[:100], "what": what, "types": " or ".join(types)},
+        )
+
+    return BeforeValidator(check)
+
+
+class Item(schema.Body):
+    """An item of a conversation, or a part of one."""
+
+    kinds = ("response_items",)
+
+
+class TextContent(Item):
+    """A part of a message, of a result or of reasoning; only text is supported."""
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+
+
+class MessageItem(Item):
+    """A message."""
+
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextContent]
+
+
+class CallItem(Item):
+    """A call of a function by the model."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutputItem(Item):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[TextContent]
+
+
+class ReasoningItem(Item):
+    """Reasoning of the model, as it came: its content, or else its summary."""
+
+    type: Literal["reasoning"]
+    summary: list[TextContent] = Field(default_factory=list)
+    content: list[TextContent] = Field(default_factory=list)
+
+
+class ItemReference(Item):
+    """An item of a response that the server has stored."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+StoredItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
+AnyItem = Annotated[
+    Annotated[StoredItem | ItemReference, Field(discriminator="type")],
+    _of_type(
+        "an item",
+        *("message", "function_call", "function_call_output", "reasoning", "item_reference"),
+        default="message",
+    ),
+]
+items_of: Callable[[object], list[Any]] = TypeAdapter(list[AnyItem]).validate_python
+
+
+class FunctionTool(schema.Function):
+    """A function that the model may call; tools of OpenAI's own are refused."""
+
+    type: Literal["function"]
+
+
+class ChosenFunction(schema.Body):
+    """The function that has to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(schema.Body):
+    """The functions that may be called, of those in `tools`."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ChosenFunction]
+
+
+class TextFormat(schema.JsonSchema):
+    """The format of the text; `name`, `schema` and `strict` are those of a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextOptions(schema.Body):
+    """Options of the text."""
+
+    kinds = ("response_text",)
+    format: TextFormat | None = None
+
+
+class Reasoning(schema.Body):
+    """Options of the reasoning."""
+
+    kinds = ("response_reasoning",)
+    effort: str | None = Field(None, max_length=100)
+
+
+class ResponsesRequest(schema.GenerationBody):
+    """OpenAI's responses API: items to continue; all fields of sampling and drafts are accepted."""
+
+    kinds = ("everywhere", "responses")
+    input: str | list[AnyItem] = Field(default_factory=list)
+    instructions: str | None = None
+    previous_response_id: str | None = Field(None, description="Of a response that is stored.")
+    store: bool = Field(True, description="Keep the response in memory, for later requests.")
+    max_output_tokens: schema.MaxTokens = None
+    tools: list[Annotated[FunctionTool, _of_type("a tool", "function")]] | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ChosenFunction | AllowedTools | None,
+        _of_type("tool_choice", "function", "allowed_tools"),
+    ] = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = Field(None, description=f"{_LOGPROBS}; others have no effect.")
+    top_logprobs: int | None = Field(None, ge=0, le=schema.N_TOP_LOGPROBS)
+    metadata: dict[str, Any] | None = Field(None, description="Comes back in the response.")
+    chat_template_kwargs: dict[str, Any] | None = None
+    prediction: schema.PredictedOutput | None = None
+
+    @property
+    def items(self) -> list[Any]:
+        """The input as items."""
+        if isinstance(self.input, list):
+            return self.input
+        return [MessageItem(type="message", role="user", content=self.input)]
+
+    def chat(self, items: Sequence[StoredItem]) -> schema.ChatRequest:
+        """The chat that continues these items. Raises RequestValidationError, ApiError."""
+        effort = self.reasoning.effort if self.reasoning else None
+        reasoning = thinking_variables(False) if effort == "none" else {}
+        form = self.text.format if self.text else None
+        has_logprobs = bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+        return as_chat(
+            self,
+            messages=_messages_of(items, self.instructions),
+            max_tokens=self.max_output_tokens,
+            tools=self._tools(),
+            tool_choice=_choice_of(self.tool_choice),
+            response_format=form
+            and {
+                "type": form.type,
+                "json_schema": None if form.schema_ is None else {"schema": form.schema_},
+            },
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=effort,
+            logprobs=has_logprobs or None,
+            top_logprobs=self.top_logprobs,
+            chat_template_kwargs={**reasoning, **(self.chat_template_kwargs or {})},
+            prediction=self.prediction,
+            continue_final_message=False,
+        )
+
+    def _tools(self) -> list[dict[str, Any]]:
+        tools, choice = self.tools or [], self.tool_choice
+        if isinstance(choice, AllowedTools):
+            names = {tool.name for tool in choice.tools}
+            tools = [tool for tool in tools if tool.name in names]
+            if len(tools) < len(names):
+                message = "tool_choice.tools names a function that 'tools' does not have"
+                raise ApiError(400, message, param="tool_choice.tools")
+        return [
+            {"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in tools
+        ]
+
+
+def _choice_of(choice: ChosenFunction | AllowedTools | str | None) -> object:
+    if isinstance(choice, ChosenFunction):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice.mode if isinstance(choice, AllowedTools) else choice
+
+
+def _messages_of(items: Sequence[StoredItem], instructions: str | None) -> list[dict[str, Any]]:
+    """Reasoning, text and calls of one turn are one message; so are instructions at the start."""
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for item in items:
+        if isinstance(item, CallOutputItem):
+            output = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+            messages.append(output)
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            text, is_instruction = _text(item.content), item.role != "user"
+            if is_instruction and len(messages) == 1 and messages[0]["role"] == "system":
+                # Templates take one system message, as the first one.
+                messages[0]["content"] += f"\n\n{text}"
+            else:
+                role = "system" if is_instruction and not messages else item.role
+                messages.append({"role": role, "content": text})
+        else:
+            _add_to_turn(messages, item)
+    if not messages:
+        raise ApiError(400, "'input' is empty; send a text, or items", param="input")
+    return messages
+
+
+def _add_to_turn(
+    messages: list[dict[str, Any]], item: MessageItem | CallItem | ReasoningItem
+) -> None:
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    has_text = last is not None and "content" in last and "tool_calls" not in last
+    if last is None or (has_text and not isinstance(item, CallItem)):
+        last = {"role": "assistant"}
+        messages.append(last)
+    if isinstance(item, CallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        last.setdefault("tool_calls", []).append(call)
+    else:
+        name = "content" if isinstance(item, MessageItem) else "reasoning_content"
+        text = _text(item.content) or _text(getattr(item, "summary", ""))
+        last[name] = f"{last[name]}\n{text}" if name in last else text
+
+
+def _text(content: str | list[TextContent] | list[TextContent]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
