@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -20,6 +21,8 @@ from ggufspec.server.answering import answer, collect, parse
 from ggufspec.server.dialects.chat_response import CompletionRenderer
 from ggufspec.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from ggufspec.server.dialects.messages_response import MessageRenderer
+from ggufspec.server.dialects.ollama_request import OllamaRequest
+from ggufspec.server.dialects.ollama_response import VERSION, OllamaRenderer, described
 from ggufspec.server.error_handlers import add_error_handlers
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import RequestMiddleware
@@ -70,6 +73,7 @@ def make_app(service: Service) -> ASGIApp:
     router = APIRouter(route_class=_StrictJsonRoute, responses=_ERRORS)
     _add_generation(router, service)
     add_responses(router, service)
+    _add_ollama(router, service)
     add_tokenization(router, service)
     add_slots(router, service)
     add_information(router, service)
@@ -143,3 +147,32 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         renderer = CompletionRenderer(body, parsed, alias)
         await collect(renderer, parsed, request, service)
         return JSONResponse(body.prompt + renderer.body()["choices"][0]["text"])
+
+
+def _add_ollama(router: APIRouter, service: Service) -> None:
+    alias, engine = service.options.alias, service.engine
+
+    @router.post("/api/chat")
+    @router.post("/api/generate")
+    async def ollama(body: OllamaRequest, request: Request) -> Response:
+        """Answer a conversation or a prompt, like Ollama."""
+        make = partial(OllamaRenderer, model=alias, is_chat=request.url.path == "/api/chat")
+        if not (body.messages or body.prompt):
+            return JSONResponse(make(None).body())
+        is_raw = not body.messages and (body.raw or engine.chat_template is None)
+        return await answer(body.completion() if is_raw else body.chat(), request, service, make)
+
+    @router.get("/api/tags")
+    def tags() -> Response:
+        """List the model, like Ollama."""
+        return JSONResponse({"models": [described(engine, alias, service.started_at)]})
+
+    @router.post("/api/show")
+    def show() -> Response:
+        """Describe the model, like Ollama, whatever name it is called by."""
+        return JSONResponse(described(engine, alias, service.started_at))
+
+    @router.get("/api/version")
+    def version() -> Response:
+        """The version of Ollama whose API this is."""
+        return JSONResponse({"version": VERSION})

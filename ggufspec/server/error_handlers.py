@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ggufspec.errors import GgufspecError
 from ggufspec.server import fields, schema
 from ggufspec.server.dialects.messages_request import MessagesRequest
+from ggufspec.server.dialects.ollama_request import OllamaRequest
 from ggufspec.server.dialects.responses_request import ResponsesRequest
 from ggufspec.server.errors import ApiError, api_error_of, error_response
 from ggufspec.server.middleware import CLIENT_DISCONNECTED
@@ -27,6 +28,7 @@ _BODIES: dict[str, tuple[type[schema.Body], ...]] = {
     "": (schema.ChatRequest, schema.CompletionRequest),
     "/v1/messages": (MessagesRequest,),
     "/v1/responses": (ResponsesRequest,),
+    "/api/": (OllamaRequest,),
 }
 _NOT_SERVED = {
     ("/v1/embeddings", "/embedding", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images"): (

@@ -232,7 +232,7 @@ class ToolCall(Body):
 class ChatMessage(Body):
     """One message of a conversation."""
 
-    kinds = ("messages",)
+    kinds: ClassVar[tuple[str, ...]] = ("messages",)
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = Field(None, validate_default=True)
     tool_calls: list[ToolCall] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -10,6 +11,7 @@ from ggufspec.decoding.stats import Stats
 from ggufspec.engine.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.events import ChoiceDelta, ChoiceFinished
 from ggufspec.server.formats.deltas import ChatDelta, ChatParser, ContentDelta, ReasoningDelta
+from ggufspec.server.formats.values import sent_arguments
 
 _STATISTICS = ("n_generated", "n_rounds", "n_drafted", "n_accepted", "tokens_per_second")
 
@@ -23,6 +25,12 @@ class Part:
     id: str = ""  # of a call
     name: str = ""  # of a call
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of a call, as an object; what was cut off is closed."""
+        found: dict[str, Any] = json.loads(sent_arguments(self.text))
+        return found
 
 
 class Step(NamedTuple):

@@ -28,6 +28,6 @@ def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
         raise RequestValidationError(found) from error
 
 
-def thinking_variables(wanted: bool) -> dict[str, bool]:
-    """The variables by which chat templates are told whether the model reasons first."""
-    return dict.fromkeys(("enable_thinking", "thinking"), wanted)
+def thinking_variables(wanted: bool | str | None) -> dict[str, bool] | None:
+    """The variables by which chat templates are told whether the model reasons first, or how."""
+    return None if wanted is None else dict.fromkeys(("enable_thinking", "thinking"), bool(wanted))

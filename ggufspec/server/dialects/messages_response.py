@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,6 @@ from ggufspec.server.dialects.answers import Answer, Part, Step
 from ggufspec.server.dialects.renderer import NAMED_EVENTS
 from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
-from ggufspec.server.formats.values import sent_arguments
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _SIGNATURE = "unsigned"  # some clients send back reasoning only where it has one
@@ -119,4 +117,4 @@ def _block(part: Part, signature: str = _SIGNATURE) -> dict[str, Any]:
     if part.kind == "reasoning":
         return {"type": "thinking", "thinking": part.text, "signature": signature}
     called = {"type": "tool_use", "id": part.id, "name": part.name}
-    return {**called, "input": json.loads(sent_arguments(part.text))}
+    return {**called, "input": part.arguments}

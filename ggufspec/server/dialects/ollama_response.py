@@ -1,0 +1,104 @@
+"""Writes answers in the form of Ollama's API, whole or as lines of JSON; describes the model."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from ggufspec.engine.engine import Engine
+from ggufspec.server.dialects.answers import Answer
+from ggufspec.server.dialects.renderer import JSON_LINES
+from ggufspec.server.errors import ApiError
+from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
+from ggufspec.server.formats.chat_format import format_of
+
+VERSION = "0.12.0"  # of the API: clients look at it before they use tools and reasoning
+
+
+class OllamaRenderer:
+    """The answer to one request; None: what clients get that load a model."""
+
+    framing = JSON_LINES
+
+    def __init__(self, parsed: ParsedRequest | None, model: str, *, is_chat: bool) -> None:
+        self._answer = Answer(0, parsed.parser() if parsed and parsed.parser else None)
+        self._model, self._is_chat = model, is_chat
+
+    def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
+        """Take in an event; returns the lines for it."""
+        names = {"text": "text", "reasoning": "thinking"}
+        steps = [step for step in self._answer.add(event) if step.part.kind in names]
+        return [self._line(**{names[step.part.kind]: step.delta.text}) for step in steps]
+
+    def end(self) -> list[dict[str, Any]]:
+        """The last lines of a stream."""
+        calls = [self._line(calls=found)] if (found := self._calls()) else []  # as a whole
+        return [*calls, self._line() | self._end()]
+
+    def body(self) -> dict[str, Any]:
+        """The answer as a whole."""
+        answer = self._answer
+        return self._line(answer.text, answer.joined("reasoning"), self._calls()) | self._end()
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """The last line of a stream that fails."""
+        return {"error": error.detail}
+
+    def _line(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        more |= {"tool_calls": calls} if calls else {}
+        message = {"role": "assistant", "content": text, **more}
+        said = {"message": message} if self._is_chat else {"response": text, **more}
+        now = datetime.now(timezone.utc).isoformat()
+        return {"model": self._model, "created_at": now, **said, "done": False}
+
+    def _calls(self) -> list[dict[str, Any]]:
+        return [
+            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self._answer.calls
+        ]
+
+    def _end(self) -> dict[str, Any]:
+        if self._answer.finish_reason is None:
+            return {"done": True, "done_reason": "load"}
+        stats = self._answer.stats
+        seconds = stats.seconds.prompt, stats.seconds.generation
+        n_reading, n_writing = (round(each * 1e9) for each in seconds)
+        return {
+            "done": True,
+            "done_reason": "length" if self._answer.finish_reason == "length" else "stop",
+            "total_duration": n_reading + n_writing,
+            "load_duration": 0,
+            "prompt_eval_count": stats.n_prompt,
+            "prompt_eval_duration": n_reading,
+            "eval_count": stats.n_generated,
+            "eval_duration": n_writing,
+        }
+
+
+def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
+    """The model, as a list and as `/api/show` have it."""
+    model, template = engine.pair.target.model, engine.chat_template
+    family, size, quantization = model.description.split(maxsplit=2)
+    form = template and format_of(template)
+    abilities = {"tools": form and form.tools, "thinking": form and form.syntax.reasoning}
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": datetime.fromtimestamp(started_at, timezone.utc).isoformat(),
+        "size": model.n_bytes,
+        "digest": "",
+        "details": {
+            "family": family,
+            "families": [family],
+            "parameter_size": size,
+            "quantization_level": quantization,
+        },
+        "template": "" if template is None else template.source,
+        "model_info": {
+            "general.architecture": family,
+            "general.parameter_count": model.n_params,
+            f"{family}.context_length": engine.n_ctx,
+        },
+        "capabilities": ["completion", *(name for name, has in abilities.items() if has)],
+    }
