@@ -28,6 +28,7 @@ def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
         raise RequestValidationError(found) from error
 
 
-def thinking_variables(wanted: bool | str | None) -> dict[str, bool] | None:
+def thinking_variables(wanted: bool | str | None) -> dict[str, bool]:
     """The variables by which chat templates are told whether the model reasons first, or how."""
-    return None if wanted is None else dict.fromkeys(("enable_thinking", "thinking"), bool(wanted))
+    names = () if wanted is None else ("enable_thinking", "thinking")
+    return dict.fromkeys(names, bool(wanted))
