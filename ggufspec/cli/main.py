@@ -28,7 +28,7 @@ _COMMANDS = {
     "models": "List, show, download, verify and remove models.",
     "plan": "Predict where the layers of a pair go, and how fast it is.",
     "run": "Continue or answer a prompt with a target and a draft model.",
-    "serve": "Serve a pair over OpenAI's API, with a web page.",
+    "serve": "Serve a pair over APIs of OpenAI, Anthropic and Ollama, with a web page.",
     "standin": "Write a file with the shape of a model, to try its speed.",
     "trim": "Make a cheaper draft out of a model, measured beside your target.",
     "tune": "Measure a pair on this machine, and keep its fastest settings.",

@@ -1,4 +1,4 @@
-"""`ggufspec serve`: OpenAI's API over a pair; the address on stdout, all else on stderr."""
+"""`ggufspec serve`: HTTP APIs over a pair; the address on stdout, all else on stderr."""
 
 from __future__ import annotations
 
@@ -151,9 +151,11 @@ def command(
     grace: float,
     verbose: bool,
 ) -> int:
-    """Serve a target model, accelerated by a draft model, over OpenAI's API; with a web page.
+    """Serve a target model, accelerated by a draft model, over HTTP; with a web page.
 
-    Without --target, the embedded pair of `ggufspec demo` is served, its target padded to --size.
+    Clients of OpenAI's (/v1/chat/completions, /v1/responses), Anthropic's (/v1/messages) and
+    Ollama's API (/api/chat) can use it. Without --target, the embedded pair of `ggufspec demo` is
+    served, its target padded to --size.
 
     \b
       ggufspec serve --target large.gguf --draft small.gguf

@@ -1,1 +1,1 @@
-"""An HTTP server with OpenAI's API over one engine."""
+"""An HTTP server over one engine, with the APIs of OpenAI, Anthropic and Ollama."""

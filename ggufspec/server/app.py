@@ -64,7 +64,7 @@ def make_app(service: Service) -> ASGIApp:
     app = FastAPI(
         title="ggufspec",
         version=__version__,
-        summary="OpenAI's API for a GGUF model, with speculative decoding.",
+        summary="APIs of OpenAI, Anthropic and Ollama for a GGUF model, with speculative decoding.",
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from serving import Live
 
-from ggufspec.server.dialects.messages_request import MessagesRequest
+import ggufspec
+from ggufspec.server import fields
+from ggufspec.server.dialects.messages_request import CustomTool, MessagesRequest
+from ggufspec.server.dialects.ollama_request import OllamaRequest
+from ggufspec.server.schema import GenerationBody
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 WEATHER: dict[str, Any] = {"name": "weather", "input_schema": {"type": "object"}}
@@ -70,6 +75,16 @@ def test_blocks_that_are_no_text_are_refused(live: Live, kind: str, inside: bool
     message = live.post("/v1/messages", **body).json()["error"]["message"]
     assert message.startswith("messages.0.content.0")
     assert f"blocks of type '{kind}' are not supported" in message
+
+
+def test_the_guide_lists_the_fields_of_both_apis(live: Live) -> None:
+    guide = (Path(ggufspec.__file__).parent / "server" / "README.md").read_text(encoding="utf-8")
+    own = {*MessagesRequest.model_fields, *CustomTool.model_fields, *OllamaRequest.model_fields}
+    names = own - {*GenerationBody.model_fields, "name", "description", "type"}
+    for kind in ("messages_api", "custom_tools", "blocks", "thinking", "ollama"):
+        names |= {*fields.IGNORED.get(kind, {}), *fields.REFUSED.get(kind, {})}
+    for name in names | {*fields.RENAMED["ollama_options"]}:
+        assert f"`{name}`" in guide, name
 
 
 def test_blocks_become_messages_of_a_chat() -> None:
