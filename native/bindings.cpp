@@ -427,6 +427,7 @@ void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, d
         made.push_back({min_length, {own, own_contested, other, other_contested}});
     }
     require(!made.empty() && prior_weight > 0, "Ngrams: needs priors with a weight above 0");
+    for (const auto & each : others) require(each != nullptr, "Ngrams: one of the other texts is None");
     new (self) ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate), prediction,
                                 {others.begin(), others.end()});
 }
@@ -476,6 +477,7 @@ NB_MODULE(_native, m) {
                 self.n = 0;
                 self.logits = logits;
                 self.n_in_place = 0;
+                self.has_declined = false;  // it may be one of the logits before
                 self.add(logits, sampling, tokens, draft, parents, masks, false);
                 self.n_in_place = self.n;
             },
@@ -487,6 +489,7 @@ NB_MODULE(_native, m) {
             "draw",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const std::optional<ConstMasks> & masks,
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
+                require(logits.shape(0) == 1, "draw: needs one row of logits");
                 self.add(logits, sampling, tokens, {}, {}, masks, true);
                 if (length_rule.should_draw(ggufspec::kernels.gap_of(logits.data(), logits.shape(1)))) {
                     return self.rows[self.n - 1].pick(uniform);
@@ -502,6 +505,7 @@ NB_MODULE(_native, m) {
             "draw_declined",
             [](Rows & self, ggufspec::LengthRule & length_rule, double uniform) {
                 require(self.has_declined && self.n + 1 < self.rows.size(), "draw_declined: there is no such row, or no room for it");
+                require(length_rule.n_evaluated() > 0, "draw_declined: the length rule has seen no row");
                 std::swap(self.rows[self.n], self.rows.back());
                 self.has_declined = false;
                 length_rule.draw_declined();
@@ -577,7 +581,12 @@ NB_MODULE(_native, m) {
         .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
              "Draw a token from row i with a uniform in [0, 1); -1 if the constraint allows none.");
     m.def(
-        "gap_of", [](ConstMatrix logits) { return ggufspec::kernels.gap_of(logits.data(), logits.shape(1)); }, "logits"_a.noconvert(),
+        "gap_of",
+        [](ConstMatrix logits) {
+            require(logits.shape(0) > 0, "gap_of: there is no row");
+            return ggufspec::kernels.gap_of(logits.data(), logits.shape(1));
+        },
+        "logits"_a.noconvert(),
         "By how much the largest of the first row of logits exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");

@@ -132,7 +132,10 @@ void typical_p(const Sampling & sampling, Candidates & candidates) {
         if (candidate.prob > 0) entropy += -candidate.prob * std::log(candidate.prob);
     }
     std::vector<float> distance;
-    for (const Candidate & candidate : list) distance.push_back(std::fabs(-std::log(candidate.prob) - entropy));
+    for (const Candidate & candidate : list) {
+        const float found = std::fabs(-std::log(candidate.prob) - entropy);
+        distance.push_back(std::isnan(found) ? FLT_MAX : found);  // of infinite logits; a NaN has no place in an order
+    }
     std::vector<size_t> order(list.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&distance](size_t a, size_t b) { return distance[a] < distance[b]; });

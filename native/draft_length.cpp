@@ -132,6 +132,7 @@ StoppingRule best_rule(const std::vector<double> & curve, double step, const std
 void LengthRule::update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate,
                         size_t n_per_step) {
     curve_ = std::move(curve);
+    n_max_ = std::min(n_max_, curve_.size() - 1);
     rule_ = best_rule(curve_, step, probabilities, rule_.rate, min_rate, block_bonus, n_per_step);
 }
 
@@ -160,7 +161,7 @@ void LengthRule::start(size_t n_max) {
 }
 
 size_t LengthRule::take(const std::vector<double> & probabilities) {
-    const size_t n_room = curve_.empty() ? probabilities.size() : curve_.size() - 1 - n_drawn_;
+    const size_t n_room = curve_.empty() ? probabilities.size() : curve_.size() - std::min(curve_.size(), n_drawn_ + 1);
     size_t n_best = 0;
     double best = 0, reached = reached_, expected = 0, reached_best = reached_, expected_best = 0;
     for (size_t n = 1; n <= std::min(probabilities.size(), n_room); n++) {

@@ -99,10 +99,11 @@ void convert(void * to, const float * from, int64_t begin, int64_t end) {
         Activations & row = rows[i];
         int32_t sums[2];
         row.scale = Isa::quantize(from + kBlock * i, row.values, sums);
-        if constexpr (!T::kHalves) sums[0] += sums[1];
+        // Unsigned: sums of infinite or NaN activations, whose product is NaN anyway, may overflow.
+        if constexpr (!T::kHalves) sums[0] = int32_t(uint32_t(sums[0]) + uint32_t(sums[1]));
         for (int half = 0; half < 2; half++) {
             if constexpr (T::kMinima) row.minus[half] = -row.scale * float(sums[half]);
-            else row.start[half] = is_signed<Isa, T>() ? 0 : -T::kOffset * sums[half];
+            else row.start[half] = is_signed<Isa, T>() ? 0 : int32_t(0u - uint32_t(T::kOffset) * uint32_t(sums[half]));
         }
     }
 }
