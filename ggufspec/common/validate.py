@@ -54,6 +54,12 @@ def switch(name: str, value: object) -> bool:
 def text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise OptionError(f"{name} is {value!r}; it must be a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # such as bytes of a command line that are not UTF-8
+        raise OptionError(
+            f"{name} is not valid Unicode at character {error.start}: {error.reason}"
+        ) from error
     return value
 
 

@@ -30,7 +30,7 @@ _MOST_BYTES = 2**62
 _KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
 _ALIGNMENTS = [2**i for i in range(21)]
-_LAYER = re.compile(r"blk\.(\d+)\.")
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
 _OF_ADAPTERS = (".lora_a", ".lora_b")
 
@@ -184,11 +184,14 @@ def read_header(path: Path) -> Header:
 
     Raises ModelError for files that are missing, truncated or damaged.
     """
-    first = read_one(path)
+    made = first = read_one(path)
     n_files = first.values.get("split.count", 1)
-    if not isinstance(n_files, int) or n_files <= 1:
-        return first
-    return _joined([first if at == path else read_one(at) for at in shards_of(path, n_files)])
+    if isinstance(n_files, int) and n_files > 1:
+        files = shards_of(path, n_files)
+        made = _joined([first if at == path else read_one(at) for at in files])
+    if not isinstance(made.values.get("general.architecture"), str):
+        raise _damaged(made.paths[0], "it names no architecture")
+    return made
 
 
 def read_one(path: Path) -> Header:

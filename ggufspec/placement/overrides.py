@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ _MOST = 2048  # layers of a model
 # not Python's. It matches by recursion: patterns of 100,000 characters end the process.
 _NOT_OF_BOTH = re.compile(r"\(\?(?![:=!])|\\[AZ]|\[:\w+:]|[+*?}][+]|{,")
 _MOST_CHARACTERS = 4096
+# A repeated group with a repetition or a choice in it may take exponential time, in both.
+_MAY_BE_SLOW = re.compile(r"[*+}|][^()]*\)[*+{]")
 
 
 class Override(NamedTuple):
@@ -114,8 +117,15 @@ def _parsed(name: str, given: str) -> Override:
             f"{name} has {other[0]!r} in the pattern {pattern!r}, which llama.cpp does not "
             "understand as Python does; write it another way"
         )
+    if slow := _MAY_BE_SLOW.search(pattern):
+        raise OptionError(
+            f"{name} repeats a group with a repetition or a choice in it ({slow[0]!r} of "
+            f"{pattern!r}), which may take forever; write the pattern without it"
+        )
     try:
-        re.compile(pattern)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # a [ in a set is one, today
+            re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise OptionError(f"{name} has the pattern {pattern!r}: {error}") from error
     return Override(pattern, buffer)

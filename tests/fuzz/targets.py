@@ -1,0 +1,188 @@
+"""Each kind of input that comes from outside: what reads it, and which errors it may raise."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from chat_formats import HARMONY, TEMPLATES, USER, parsed, tool
+from pydantic import ValidationError
+
+from ggufspec.common.prompts import parse_prompts
+from ggufspec.engine import session_file
+from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
+from ggufspec.engine.file_sampling import file_sampling
+from ggufspec.errors import GgufspecError, OptionError
+from ggufspec.models.adapters import Adapter, with_adapters
+from ggufspec.models.header import layer_of, read_header
+from ggufspec.models.heads import head_text, is_head
+from ggufspec.models.key_overrides import key_overrides_of, with_key_overrides
+from ggufspec.models.shape import shape_of
+from ggufspec.placement.overrides import overrides_of, stays
+from ggufspec.placement.rpc_address import addresses
+from ggufspec.server.errors import ApiError
+from ggufspec.server.formats.chat_format import ChatFormat, format_of
+from ggufspec.server.formats.reader import MAX_NAME
+from ggufspec.server.formats.values import sent_arguments
+from ggufspec.server.schema import ChatRequest, CompletionRequest, PredictRequest
+from ggufspec.server.strict_json import parse_json
+from ggufspec.structured import grammar
+from ggufspec.structured.gbnf import lark_of_gbnf
+from ggufspec.structured.json_schema import lark_of_schema
+
+MOST_SECONDS = 2.0  # for one input
+_FORMATS = (*TEMPLATES.values(), HARMONY)
+_TOOLS = [tool("weather", city={"type": "string"}, days={"type": "integer"}, more={})]
+_MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    USER,
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "Again."},
+]
+_TENSORS = [f"blk.{i}.ffn_{part}_exps.weight" for i in range(2) for part in ("up", "gate", "down")]
+_KEYS = [{"name": "a", "is_head": False}, None, None]
+_START = struct.Struct("<8sIQ32s")  # of a session file
+
+
+@cache
+def _file(name: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix="ggufspec-fuzz-")) / name
+
+
+@cache
+def _process() -> TemplateProcess:
+    return TemplateProcess(MOST_SECONDS / 4)
+
+
+@cache
+def _format(number: int) -> ChatFormat:
+    template = ChatTemplate(_FORMATS[number], bos_text="", eos_text="", process=_process())
+    return format_of(template)
+
+
+def header(data: bytes) -> None:
+    """A model file, or a draft or an adapter: all that is asked of its header."""
+    path = _file("model.gguf")
+    path.write_bytes(data)
+    found = read_header(path)
+    file_sampling(found.values)
+    for tensor in found.tensors:
+        layer_of(tensor.name)
+    parts: list[Callable[[], object]] = [
+        *(lambda name=name: getattr(found, name) for name in ("vocabulary", "quantization")),
+        lambda: (found.name, found.n_ctx, found.mtp_tensors, found.n_params, found.chat_template),
+        lambda: shape_of(found),
+        lambda: is_head(found) and head_text(found),
+        lambda: with_adapters(found, (Adapter(path),)),
+        lambda: with_key_overrides(found, key_overrides_of("", ["general.name=str:x"])),
+    ]
+    for part in parts:
+        with suppress(GgufspecError):
+            part()
+
+
+def gbnf(data: bytes) -> None:
+    lark_of_gbnf(data.decode("utf-8", "surrogateescape"))
+
+
+def schema(data: bytes) -> None:
+    lark_of_schema(data.decode("utf-8", "surrogateescape"))
+
+
+def constraints(data: bytes) -> None:
+    """The same as a caller gives them: compiled in a process with limits."""
+    text = data[1:].decode("utf-8", "surrogateescape")
+    kinds = (grammar.of_grammar, grammar.of_json_schema, grammar.of_regex)
+    kinds[data[0] % len(kinds)](text)
+
+
+def calls(data: bytes) -> None:
+    """An answer with tool calls: the pieces in which it comes make no difference."""
+    text = data[2:].decode("utf-8", "replace")
+    found = _format(data[0] % len(_FORMATS))
+    whole = parsed(found.parser("", _TOOLS), text, len(text) or 1)
+    in_pieces = parsed(found.parser("", _TOOLS), text, data[1] % 16 + 1)
+    if len(text) < MAX_NAME:  # longer ones may be no call, which depends on the pieces
+        assert whole[:3] == in_pieces[:3]
+    repr(whole).encode()
+    for _, arguments in whole.calls:
+        arguments.encode()
+    for name, _ in whole.calls:
+        assert name is None or name.encode()
+    sent_arguments(text).encode()
+
+
+def template(data: bytes) -> None:
+    """A chat template: a conversation, and the format of its answers."""
+    source = data.decode("utf-8", "replace")
+    made = ChatTemplate(source, bos_text="<s>", eos_text="</s>", process=_process())
+    with suppress(GgufspecError):
+        made.render(_MESSAGES)
+    found = format_of(made)
+    parsed(found.parser("", _TOOLS), f"{found.text} x {{}}", 3)
+
+
+def prompts(data: bytes) -> None:
+    parse_prompts(data[1:], "a.jsonl" if data[0] % 2 else "a.txt")
+
+
+def session(data: bytes) -> None:
+    """A session file. Its hashes are mended, which a stranger can do, too."""
+    n_header = min(int.from_bytes(data[:2], "little"), len(data))
+    head, rest = data[2 : 2 + n_header], data[2 + n_header :]
+    head = head.replace(b"HASH", hashlib.sha256(rest).hexdigest().encode())
+    start = _START.pack(b"GGUFSPEC", 1, len(head), hashlib.sha256(head).digest())
+    path = _file("session")
+    path.write_bytes(start + head + rest)
+    session_file.read(path, _KEYS, 64)
+
+
+def raw_session(data: bytes) -> None:
+    path = _file("session")
+    path.write_bytes(data)
+    session_file.read(path, _KEYS, 64)
+
+
+def body(data: bytes) -> None:
+    """The body of a request to the server."""
+    kinds = (ChatRequest, CompletionRequest, PredictRequest)
+    kinds[data[0] % len(kinds)].model_validate(parse_json(data[1:]))
+
+
+def options(data: bytes) -> None:
+    """Options with a syntax of their own."""
+    text = data.decode("utf-8", "surrogateescape")
+    with suppress(OptionError):
+        for name in _TENSORS:
+            stays(overrides_of("", [text], None, None) or (), name)
+    with suppress(OptionError):
+        key_overrides_of("override_kv", [text])
+    addresses("rpc", [text])
+
+
+Target = Callable[[bytes], None]
+TARGETS: dict[str, Target] = {
+    each.__name__: each
+    for each in (
+        *(header, gbnf, schema, constraints, calls, template, prompts),
+        *(session, raw_session, body, options),
+    )
+}
+EXPECTED = (GgufspecError, ApiError, ValidationError)
+
+
+def try_input(target: Target, data: bytes) -> None:
+    """Raises what no caller expects, and AssertionError for an input that takes too long."""
+    if not data:
+        return
+    began = time.process_time()
+    with suppress(*EXPECTED):
+        target(data)
+    seconds = time.process_time() - began
+    assert seconds < MOST_SECONDS, f"it took {seconds:.1f} s"
