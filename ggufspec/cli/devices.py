@@ -86,7 +86,7 @@ def _print(document: dict[str, Any]) -> None:
         render.echo(f"{backend}: {features}")
     processor = document["processor"]
     if processor["missing"]:
-        render.echo(f"not used of this processor: {' '.join(processor['missing'])}")
+        render.echo(f"missing, though this processor has it: {' '.join(processor['missing'])}")
     elif processor["has_variants"]:
         render.echo("CPU: the best of its libraries for this processor, chosen at run time")
     own = document["kernels"]

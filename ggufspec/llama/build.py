@@ -147,15 +147,15 @@ def processor_advice(
     """
     if not missing:
         return []
-    effect = "prompts and texts take longer"
+    effect = "Prompts and texts take longer"
     if own_kernels:
         effect = (
             f"ggufspec's kernels ({own_kernels}) multiply weights where they are faster; "
             "everything else, such as attention, takes longer"
         )
     return [
-        f"llama.cpp was built without {_listed(missing)}, which this processor has, as prebuilt "
-        f"wheels are: {effect}. With a C++ compiler, build it for this processor:\n"
+        f"llama.cpp does not use {_listed(missing)} of this processor: it was built without, as "
+        f"prebuilt wheels are. {effect}. With a C++ compiler, build it for this processor:\n"
         f"  {_native_command(built)}"
     ]
 
@@ -173,9 +173,9 @@ def notice() -> str | None:
         return None
     profile_store.remember(key, {"missing": missing})
     return (
-        f"llama.cpp was built without {_listed(missing)}, which this processor has, and is slower "
-        "than it could be: `ggufspec devices` prints the command that builds it for this "
-        "processor. This message is not repeated"
+        f"llama.cpp does not use {_listed(missing)} of this processor, and is slower than it could "
+        "be: `ggufspec devices` prints the command that builds it for this processor. This message "
+        "is not repeated"
     )
 
 

@@ -64,7 +64,10 @@ def test_what_the_build_does_not_use_of_the_processor_is_shown(
     assert (processor["build_command"] is None) == (processor["missing"] == [])
     assert {*processor["missing"]} <= {*processor["instruction_sets"], "OPENMP"}
     for facts, line in (
-        ({"missing": ["AVX512", "AVX512_VNNI"]}, "not used of this processor: AVX512 AVX512_VNNI"),
+        (
+            {"missing": ["AVX512", "AVX512_VNNI"]},
+            "missing, though this processor has it: AVX512 AVX512_",
+        ),
         ({"missing": [], "has_variants": True}, "CPU: the best of its libraries for this process"),
     ):
         answer = json.dumps({**found, "processor": {**processor, **facts}}).encode()
@@ -78,7 +81,7 @@ def test_run_tells_once_of_a_build_that_is_slower_than_it_could_be(
 ) -> None:
     monkeypatch.setattr(instruction_sets, "of_processor", lambda: ["AVX1024"])
     errs = [command("run", "-t", "1", "-m", target, "-p", "a", "-n", "1").err for _ in range(2)]
-    line = "ggufspec: llama.cpp was built without AVX1024, which this processor has, and is slower "
+    line = "ggufspec: llama.cpp does not use AVX1024 of this processor, and is slower"
     assert [line in err for err in errs] == [True, False]
 
 

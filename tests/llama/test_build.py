@@ -88,8 +88,10 @@ def test_a_device_file_that_cannot_be_opened_is_named() -> None:
 def test_a_build_for_an_older_processor_is_told_with_the_command() -> None:
     assert processor_advice([], ["CPU"], None) == []
     (line,) = processor_advice(["AVX512", "AVX512_VNNI", "AMX_INT8"], ["RPC", "CPU"], None)
-    assert line.startswith("llama.cpp was built without AVX512, AVX512_VNNI and AMX_INT8, which ")
-    assert "prompts and texts take longer" in line
+    assert line.startswith(
+        "llama.cpp does not use AVX512, AVX512_VNNI and AMX_INT8 of this processor: "
+    )
+    assert "Prompts and texts take longer." in line
     assert line.splitlines()[1].startswith('  CMAKE_ARGS="-DGGML_RPC=on -DGGML_NATIVE=on')
     (line,) = processor_advice(["AVX512"], ["CPU"], "avx512_vnni")
     assert "ggufspec's kernels (avx512_vnni) multiply weights where they are faster; every" in line
@@ -157,7 +159,7 @@ def test_a_slow_build_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     planted(monkeypatch, AVX2_BUILD, tmp_path / "cpuinfo", HASWELL)
     assert build.notice() is None
     planted(monkeypatch, AVX2_BUILD, tmp_path / "cpuinfo", ZEN_5)
-    assert "without AVX_VNNI, AVX512, AVX512_VNNI and AVX512_BF16, which" in str(build.notice())
+    assert "does not use AVX_VNNI, AVX512, AVX512_VNNI and AVX512_BF16 of" in str(build.notice())
     assert build.notice() is None
 
 
