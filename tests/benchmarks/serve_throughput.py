@@ -13,14 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -28,10 +25,9 @@ from typing import Any, NamedTuple
 from ggufspec.bench.contenders import rotated
 from ggufspec.common import defaults
 from ggufspec.common.prompts import TEXTS, parse_prompts
+from tests.benchmarks.servers import OURS, data_lines, free_port, running
 
 _BASE = "llama-server"
-_START_SECONDS = 300.0
-_TEXT_SECONDS = 600.0
 
 
 class Load(NamedTuple):
@@ -83,21 +79,13 @@ class Clients:
     def _stream(self, prompt: str) -> tuple[float, int]:
         """Seconds to the first token, and the number of tokens that the server reports."""
         further = {"stream": True, "stream_options": {"include_usage": True}}
-        body = json.dumps({"prompt": prompt, **self._settings, **further})
+        body = {"prompt": prompt, **self._settings, **further}
         start = time.perf_counter()
-        with closing(HTTPConnection("127.0.0.1", self._port, timeout=_TEXT_SECONDS)) as connection:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", body, headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ValueError(f"status {response.status}: {response.read()[:400]!r}")
-            lines = (line for line in response if line.startswith(b"data: "))
-            last = next(lines)
-            first = time.perf_counter() - start
-            for line in lines:  # parsed at the end only: the clients share the server's processors
-                if not line.startswith(b"data: [DONE]"):
-                    last = line
-        return first, json.loads(last[6:])["usage"]["completion_tokens"]
+        lines = data_lines(self._port, "/v1/completions", body)
+        next(lines)
+        first = time.perf_counter() - start
+        *_, last = lines  # parsed at the end only: the clients share the server's processors
+        return first, json.loads(last)["usage"]["completion_tokens"]
 
 
 def measured(command: Sequence[str], port: int, options: argparse.Namespace) -> Load:
@@ -108,18 +96,13 @@ def measured(command: Sequence[str], port: int, options: argparse.Namespace) -> 
         "ignore_eos": True,
         "model": "any",
     }
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_until_ready(process, port, command)
+    with running(command, port) as process:
         warm_up = Clients(port, ["One, two, three,"] * options.slots, settings)
         warm_up.run(options.slots)
         clients = Clients(port, options.texts, settings)
         before = _cpu_seconds(process.pid)
         seconds = clients.run(options.clients)
         cpu = _cpu_seconds(process.pid) - before
-    finally:
-        process.terminate()
-        process.wait()
     n_expected = options.tokens * len(options.texts)
     if clients.n_tokens != n_expected:
         sys.stderr.write(f"{clients.n_tokens} tokens instead of {n_expected}: {command[0]}\n")
@@ -134,23 +117,9 @@ def _cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, command: Sequence[str]) -> None:
-    until = time.monotonic() + _START_SECONDS
-    while process.poll() is None and time.monotonic() < until:
-        with closing(HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
-            try:
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    return
-            except (OSError, HTTPException):
-                pass  # not listening yet
-        time.sleep(0.05)
-    raise SystemExit(f"the server did not start: {' '.join(command)}")
-
-
 def commands(options: argparse.Namespace, port: int) -> dict[str, list[str]]:
     """The command line of each contender."""
-    ours = [sys.executable, "-m", "ggufspec", "serve", "--target", options.target]
+    ours = [*OURS, "--target", options.target]
     ours += ["-c", str(options.ctx_size), "--slots", str(options.slots), "--port", str(port)]
     theirs = [options.llama_server, "-m", options.target, "--port", str(port)]
     # llama-server divides its context among the slots.
@@ -227,8 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.texts = short[: options.n_prompts]
     found: dict[str, list[Load]] = {}
     for turn in range(options.runs):
-        with socket.create_server(("127.0.0.1", 0)) as tried:
-            port: int = tried.getsockname()[1]
+        port = free_port()
         made = commands(options, port)
         found = found or {name: [] for name in made}
         for name in rotated(list(made), turn):
