@@ -25,7 +25,7 @@ from ggufspec.models.tensors import QUANTIZATIONS, TYPES_BY_NUMBER, Tensor
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MOST_READ = 2**30  # bytes; a large vocabulary takes some ten million
 _N_MOST_KEYS, _N_MOST_TENSORS = 2**16, 2**20
-_N_MOST_DIMENSIONS = 4
+_N_MOST_DIMENSIONS, _N_MOST_LAYERS = 4, 2048
 _MOST_BYTES = 2**62
 _KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
@@ -68,7 +68,10 @@ class Header:
 
     @property
     def n_layers(self) -> int:
-        return self.number("block_count")
+        """Raises ModelError for more than a model has: each is looked at."""
+        if (found := self.number("block_count")) > _N_MOST_LAYERS:
+            raise _damaged(self.paths[0], f"it claims {found:,} layers")
+        return found
 
     @property
     def n_mtp_layers(self) -> int:
@@ -81,7 +84,8 @@ class Header:
 
     @property
     def mtp_tensors(self) -> list[Tensor]:
-        return [tensor for tensor in self.tensors if layer_of(tensor.name) in self.mtp_layers]
+        layers = set(self.mtp_layers)
+        return [tensor for tensor in self.tensors if layer_of(tensor.name) in layers]
 
     @property
     def n_ctx(self) -> int:

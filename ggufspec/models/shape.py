@@ -12,7 +12,6 @@ from ggufspec.models.header import Header, layer_of
 from ggufspec.models.heads import DraftFile, is_mtp_alone, read_draft
 from ggufspec.models.tensors import DENSE, EXPERTS, Tensor
 
-_N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
 _EXPERTS = "_exps."
 _OWN_INPUT, _OWN_OUTPUT = "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
@@ -123,7 +122,7 @@ def shape_of(header: Header) -> ModelShape:
     Layers for multi-token prediction are not loaded, except those in a file of their own.
     """
     n_layers, n_embd = header.n_layers, header.number("embedding_length")
-    if not 1 <= n_layers <= _N_MOST_LAYERS or not n_embd:
+    if not n_layers or not n_embd:
         raise ModelError(
             f"{header.paths[0]} claims {n_layers} layers of {n_embd} values: the file is damaged, "
             "or not a language model"
