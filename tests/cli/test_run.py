@@ -329,7 +329,7 @@ def test_llama_cpps_log_comes_only_when_asked_for(
 ) -> None:
     args = ("run", "-t", "1", "-m", target, "-md", draft, "-p", PROMPT, "-n", "5", "--seed", "1")
     quiet, verbose = program(*args), program(*args, "-v")
-    assert quiet.err.count("\n") == 1
+    assert "llama_" not in quiet.err
     assert "llama_model_loader" in verbose.err
     assert "llama_graph_n_input_tensors" not in verbose.err, "it has no debug lines"
     assert "flash attention" not in verbose.err.partition("round 1:")[2], "it comes earlier"
