@@ -100,7 +100,9 @@ def test_what_is_not_run_is_python_all_the_same(guide: Path) -> None:
             compile(example.code, str(guide), "exec")
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=name)
+@pytest.mark.parametrize(
+    "guide", [*GUIDES, *ROOT.glob(".github/*.md")], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_links_between_guides_lead_somewhere(guide: Path) -> None:
     text = guide.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
