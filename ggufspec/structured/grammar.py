@@ -14,7 +14,9 @@ TOO_DEEP = "the JSON schema is nested too deeply; make it flatter"
 MAX_BYTES = 128 * 1024  # of a source: 1 MB of schema takes seconds to compile
 MAX_GRAMMAR_BYTES = 2 * MAX_BYTES  # it may have the schemas of hundreds of tools
 MAX_SECONDS = 0.7  # to compile one; terminals that each name the next take a minute
-_N_KEPT = 32  # results of the last sources
+# Results of the last sources that are kept; more of short ones: an agent sends the schemas of
+# hundreds of tools with each request.
+_N_KEPT, _N_SHORT_KEPT, _SHORT = 32, 1024, 4096  # characters
 
 _process = LimitedProcess("ggufspec.structured.grammar_process")
 
@@ -77,19 +79,23 @@ def of_choices(choices: Sequence[str]) -> str:
 
 def _lark_of(kind: str, text: str) -> str:
     _check_size(text, kind)
-    answer = _compiled(kind, text, MAX_SECONDS)
+    compiled = _compiled_short if len(text) <= _SHORT else _compiled
+    answer = compiled(kind, text, MAX_SECONDS)
     if error := answer.get("error"):
         raise OptionError(error)
     return answer["lark"]
 
 
-@lru_cache(maxsize=_N_KEPT)
-def _compiled(kind: str, text: str, seconds: float) -> Mapping[str, str]:
+def _ask(kind: str, text: str, seconds: float) -> Mapping[str, str]:
     try:
         answer: Mapping[str, str] = _process.ask([kind, text], seconds=seconds)
         return answer
     except LimitExceededError as error:
         return {"error": f"the {kind} {error} to compile; simplify it"}
+
+
+_compiled = lru_cache(maxsize=_N_KEPT)(_ask)
+_compiled_short = lru_cache(maxsize=_N_SHORT_KEPT)(_ask)
 
 
 def _check_size(text: str, what: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jsonschema
 import pytest
 
+from ggufspec.common.limited_process import LimitedProcess
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
@@ -507,3 +508,21 @@ def test_each_choice_is_allowed_and_nothing_else(choices: list[str]) -> None:
 def test_text_that_is_not_unicode_is_refused(make: Callable[[str], str]) -> None:
     with pytest.raises(OptionError, match="Unicode"):
         GrammarConstraint(BYTES, make("a\ud800"), 0)
+
+
+def test_the_schemas_of_300_tools_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent sends them with each request."""
+
+    def compiled() -> list[str]:
+        return [
+            grammar.of_json_schema({"type": "object", "properties": {f"tool_{i}": {}}})
+            for i in range(300)
+        ]
+
+    first = compiled()
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(LimitedProcess, "ask", asked)
+    assert compiled() == first
