@@ -17,10 +17,12 @@ from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.session import PreparedScore
 
-_FIRST_PIECE = 32  # prompt tokens for which other generations wait
 _MOST_WAITED = 0.8  # seconds; a piece is made to take about half of that
 _MOST_ALONE = 1.0  # the same where no text waits; but one may come, and Ctrl-C on a GPU
-_LEAST_PIECE = 32  # fewer take longer for each token: 16 of Qwen 1.5B Q4_0 13 ms, 32 11 ms
+# Fewer prompt tokens in a pass take longer for each: 16 of Qwen 1.5B Q4_0 13 ms, 32 11 ms. Flash
+# attention on CPUs takes longer for fewer than 64 together than for 64: SmolLM2 after 4,096 tokens
+# 16 and 32 14 ms each, 64 and more 6 ms; without flash attention 32 and more 5 ms.
+_LEAST_PIECE, _LEAST_PIECE_FLASH = 32, 64
 _N_SAME = 16  # passes of the same sizes for which a decision holds
 # A thread that has taken a chunk usually asks for the next one at once: until then its text may
 # have so many passes beside those of others, and no other text begins in its slot for so many
@@ -60,7 +62,9 @@ class Scheduler:
         self._wanted: WeakKeyDictionary[Generation, _Wanted] = WeakKeyDictionary()
         self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
         # Prompt tokens of a pass, beside other texts and alone.
-        self._n_piece, self._n_alone = _FIRST_PIECE, pair.target.n_batch
+        has_flash = pair.target.options.flash_attention != "off"
+        self._n_least = _LEAST_PIECE_FLASH if has_flash else _LEAST_PIECE
+        self._n_piece, self._n_alone = self._n_least, pair.target.n_batch
         # The last decision: whether one pass over parts of these sizes is faster.
         self._sizes: Sequence[int] = ()
         self._was_faster, self._n_same = False, 0
@@ -155,7 +159,7 @@ class Scheduler:
         writing = [each for each in alive if not each.is_reading]
         reading = sorted([each for each in alive if each.is_reading], key=_turn)
         n_most = target.n_batch - target.n_rows * len(alive)
-        n_most = max(min(n_most, self._n_piece if writing else self._n_alone), _LEAST_PIECE)
+        n_most = max(min(n_most, self._n_piece if writing else self._n_alone), self._n_least)
         # No generator that is left in its middle, at whose end Ctrl-C would be lost.
         for generation in [*writing, *reading]:
             if is_reading := generation.is_reading:
@@ -238,7 +242,7 @@ class Scheduler:
     def _resized(self, n_piece: int, n_read: int, seconds: float, most: float) -> int:
         """The size of the next piece of a prompt, after one of `n_read` tokens."""
         if seconds > most:
-            return max(min(n_piece, n_read) // 2, _LEAST_PIECE)
+            return max(min(n_piece, n_read) // 2, self._n_least)
         if seconds < most / 4 and n_read >= n_piece:
             return min(2 * n_piece, self._pair.target.n_batch)
         return n_piece
