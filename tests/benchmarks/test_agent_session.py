@@ -52,10 +52,13 @@ def test_the_recorded_session_has_20_answers_and_a_result_for_each_call() -> Non
         assert call["function"]["name"] in {tool["function"]["name"] for tool in RECORDED.tools}
 
 
-def test_each_turn_is_asked_for_and_finds_the_one_before_in_the_cache(live: Live) -> None:
-    chat = dialects.ALL["chat"]
-    port = live.address[1]
-    turns = agent_session.replay(RECORDED, port, chat, n_turns=3, n_tokens=5, ignore_eos=True)
+@pytest.mark.parametrize("dialect", dialects.ALL)
+def test_each_turn_is_asked_for_and_finds_the_one_before_in_the_cache(
+    live: Live, dialect: str
+) -> None:
+    live.engine.forget()
+    chosen, port = dialects.ALL[dialect], live.address[1]
+    turns = agent_session.replay(RECORDED, port, chosen, n_turns=3, n_tokens=5, ignore_eos=True)
     assert [turn.n_tokens for turn in turns] == [5, 5, 5]
     assert turns[0].n_prompt < turns[1].n_prompt < turns[2].n_prompt
     assert all(0 < turn.first_seconds <= turn.seconds for turn in turns)
