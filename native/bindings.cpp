@@ -57,17 +57,20 @@ void require_parents(const Tokens & parents, size_t n) {
 }
 
 const std::unordered_map<std::string, ggufspec::Sampler> kSamplers{
-    {"penalties", ggufspec::Sampler::penalties}, {"dry", ggufspec::Sampler::dry},
-    {"top_n_sigma", ggufspec::Sampler::top_n_sigma}, {"top_k", ggufspec::Sampler::top_k},
-    {"typical_p", ggufspec::Sampler::typical_p}, {"top_p", ggufspec::Sampler::top_p},
-    {"min_p", ggufspec::Sampler::min_p}, {"temperature", ggufspec::Sampler::temperature},
+    {"penalties", ggufspec::Sampler::penalties},
+    {"dry", ggufspec::Sampler::dry},
+    {"top_n_sigma", ggufspec::Sampler::top_n_sigma},
+    {"top_k", ggufspec::Sampler::top_k},
+    {"typical_p", ggufspec::Sampler::typical_p},
+    {"top_p", ggufspec::Sampler::top_p},
+    {"min_p", ggufspec::Sampler::min_p},
+    {"temperature", ggufspec::Sampler::temperature},
 };
 
 void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & samplers, float temperature, int64_t top_k,
                    float top_p, float min_p, float typical_p, float top_n_sigma, int64_t penalty_last_n, float repeat_penalty,
                    float frequency_penalty, float presence_penalty, float dry_multiplier, float dry_base,
-                   int64_t dry_allowed_length, int64_t dry_last_n,
-                   const std::vector<std::pair<int32_t, Tokens>> & dry_breakers,
+                   int64_t dry_allowed_length, int64_t dry_last_n, const std::vector<std::pair<int32_t, Tokens>> & dry_breakers,
                    std::vector<std::pair<int32_t, float>> logit_bias) {
     ggufspec::Sampling made;
     for (const std::string & name : samplers) {
@@ -103,7 +106,9 @@ struct Rows {
     ConstMatrix logits;
 
     // One row more than n_most, for a declined one: others may be added before it is read.
-    Rows(size_t n_most, size_t n_vocab) : rows(n_most + 1), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
+    Rows(size_t n_most, size_t n_vocab) : rows(n_most + 1), n_vocab(n_vocab) {
+        require(n_vocab > 0, "Rows: a row has no tokens");
+    }
 
     const ggufspec::Row & at(size_t i) const {
         require(i < n, "Rows: there is no row of that number");
@@ -144,13 +149,15 @@ struct Rows {
                 const ggufspec::Text before{seen.data(), window != 0 ? n_seen + n_path : 0};
                 ggufspec::Mask mask{};
                 if (masks) mask = {masks->data() + i * masks->shape(1), masks->shape(1)};
-                if (rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, masks ? &mask : nullptr, keep)) continue;
+                if (rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, masks ? &mask : nullptr, keep))
+                    continue;
                 // After a drafted token that is not allowed nothing can be drawn; an error only if it is accepted.
                 if (masks && i > 0) rows[n + i] = ggufspec::Row::certain(-1);
                 else bad_row = i;
             }
         }
-        require(bad_row == n_new, masks ? "a row has no token that the constraint allows" : "a row has no finite logit to draw from");
+        require(bad_row == n_new,
+                masks ? "a row has no token that the constraint allows" : "a row has no finite logit to draw from");
         n += n_new;
     }
 
@@ -208,7 +215,8 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> dense(const Rows & self) {
     return {probs, {self.n, self.n_vocab}, owner};
 }
 
-ggufspec::Judged judged(const Tokens & tokens, const Tokens & parents, const Rows * draft, const Rows & target, const Uniforms & uniforms) {
+ggufspec::Judged judged(const Tokens & tokens, const Tokens & parents, const Rows * draft, const Rows & target,
+                        const Uniforms & uniforms) {
     const size_t n_draft = tokens.size();
     require(target.n == n_draft + 1, "verify: target_probs needs n_draft + 1 rows");
     require(uniforms.size() == n_draft + 1, "verify: needs n_draft + 1 uniforms");
@@ -216,8 +224,12 @@ ggufspec::Judged judged(const Tokens & tokens, const Tokens & parents, const Row
             "verify: draft.probs needs n_draft rows, as wide as the target's");
     require_tokens(tokens.data(), n_draft, target.n_vocab);
     require_parents(parents, n_draft);
-    return {tokens.data(), parents.empty() ? nullptr : parents.data(), draft ? draft->rows.data() : nullptr, target.rows.data(),
-            uniforms.data(), n_draft};
+    return {tokens.data(),
+            parents.empty() ? nullptr : parents.data(),
+            draft ? draft->rows.data() : nullptr,
+            target.rows.data(),
+            uniforms.data(),
+            n_draft};
 }
 
 std::vector<double> expected_lengths(const Rows & target, const Rows & draft, const Tokens & tokens, size_t horizon,
@@ -226,8 +238,9 @@ std::vector<double> expected_lengths(const Rows & target, const Rows & draft, co
     nb::gil_scoped_release release;
     std::vector<double> lengths;
     for (float temperature : temperatures) {
-        lengths.push_back(ggufspec::expected_length({tokens.data(), nullptr, draft.rows.data(), target.rows.data(), nullptr,
-                                                     std::min(horizon, tokens.size())}, temperature));
+        lengths.push_back(ggufspec::expected_length(
+            {tokens.data(), nullptr, draft.rows.data(), target.rows.data(), nullptr, std::min(horizon, tokens.size())},
+            temperature));
     }
     return lengths;
 }
@@ -250,9 +263,11 @@ Function borrowed(uintptr_t address) {
     return reinterpret_cast<Function>(address);
 }
 
-void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
-                  size_t n_hidden, bool hidden_is_alone, size_t n_rollback, bool shares_cells, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
-                  uintptr_t llama_memory_seq_cp, uintptr_t llama_memory_seq_pos_max, uintptr_t llama_set_abort_callback) {
+void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences,
+                  size_t n_leaves, size_t n_hidden, bool hidden_is_alone, size_t n_rollback, bool shares_cells,
+                  uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith,
+                  uintptr_t llama_memory_seq_rm, uintptr_t llama_memory_seq_cp, uintptr_t llama_memory_seq_pos_max,
+                  uintptr_t llama_set_abort_callback) {
     require(n_sequences >= 1 && n_leaves >= 1, "Context: needs at least one sequence, and one leaf");
     const ggufspec::Functions functions{
         borrowed<decltype(ggufspec::Functions::decode)>(llama_decode),
@@ -264,7 +279,7 @@ void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory,
         borrowed<decltype(ggufspec::Functions::set_abort_callback)>(llama_set_abort_callback),
     };
     new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences, n_leaves,
-                                n_hidden, hidden_is_alone, n_rollback, shares_cells);
+                                 n_hidden, hidden_is_alone, n_rollback, shares_cells);
 }
 
 void require_sequence(const ggufspec::Context & self, size_t sequence) {
@@ -380,17 +395,20 @@ int32_t decode(ggufspec::Context & self, const Parts & parts) {
     return run_batch(self, [&] { add_parts(self, parts); });
 }
 
-std::pair<int32_t, int32_t> decode_beside(ggufspec::Context & self, const Parts & parts, ggufspec::Context & other, const Parts & others) {
+std::pair<int32_t, int32_t> decode_beside(ggufspec::Context & self, const Parts & parts, ggufspec::Context & other,
+                                          const Parts & others) {
     require(&self != &other, "decode_beside: needs another context");
     require_parts(self, parts);
     require_parts(other, others);
     std::pair<int32_t, int32_t> results;
-    run_batch(self, [&] { add_parts(self, parts); }, [&](const std::function<bool()> & is_interrupted) {
-        other.begin();
-        add_parts(other, others);
-        results = ggufspec::run_beside(self, other, is_interrupted);
-        return results.first;
-    });
+    run_batch(
+        self, [&] { add_parts(self, parts); },
+        [&](const std::function<bool()> & is_interrupted) {
+            other.begin();
+            add_parts(other, others);
+            results = ggufspec::run_beside(self, other, is_interrupted);
+            return results.first;
+        });
     return results;
 }
 
@@ -402,9 +420,7 @@ int32_t decode_hidden(ggufspec::Context & self, size_t sequence, TokenRow tokens
     return run_batch(self, [&] { self.add(sequence, tokens.data(), n, n_rows, hidden.data()); });
 }
 
-void require_places(size_t n) {
-    require(n < std::numeric_limits<int32_t>::max(), "the texts of an index are too long together");
-}
+void require_places(size_t n) { require(n < std::numeric_limits<int32_t>::max(), "the texts of an index are too long together"); }
 
 size_t update(ggufspec::Ngrams & self, TokenRow tokens) {
     require_places(tokens.shape(0));
@@ -416,26 +432,28 @@ void add_text(ggufspec::SortedTexts & self, TokenRow tokens) {
     self.add(tokens.data(), tokens.shape(0));
 }
 
-void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, double, double, double, double>> & priors, double prior_weight,
-                 double keep, double rate, const std::shared_ptr<ggufspec::SortedTexts> & prediction,
+void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, double, double, double, double>> & priors,
+                 double prior_weight, double keep, double rate, const std::shared_ptr<ggufspec::SortedTexts> & prediction,
                  const std::vector<std::shared_ptr<ggufspec::SortedTexts>> & others) {
     std::vector<ggufspec::NgramAcceptance::Prior> made;
     for (const auto & [min_length, own, own_contested, other, other_contested] : priors) {
         const bool rises = made.empty() ? min_length == 1 : min_length > made.back().min_length;
         require(rises, "Ngrams: needs priors by rising match length, from 1 on");
-        for (double p : {own, own_contested, other, other_contested}) require(p > 0 && p < 1, "Ngrams: a prior must be between 0 and 1");
+        for (double p : {own, own_contested, other, other_contested})
+            require(p > 0 && p < 1, "Ngrams: a prior must be between 0 and 1");
         made.push_back({min_length, {own, own_contested, other, other_contested}});
     }
     require(!made.empty() && prior_weight > 0, "Ngrams: needs priors with a weight above 0");
     for (const auto & each : others) require(each != nullptr, "Ngrams: one of the other texts is None");
-    new (self) ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate), prediction,
-                                {others.begin(), others.end()});
+    new (self)
+        ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate), prediction, {others.begin(), others.end()});
 }
 
 std::tuple<Tokens, std::vector<double>, Tokens, std::vector<double>, int> predict(ggufspec::Ngrams & self, size_t n_most) {
     auto found = self.predict(n_most);
     auto probabilities = self.probabilities(found);
-    return {std::move(found.tokens), std::move(probabilities), std::move(found.lengths), std::move(found.shares), int(found.origin)};
+    return {std::move(found.tokens), std::move(probabilities), std::move(found.lengths), std::move(found.shares),
+            int(found.origin)};
 }
 
 void observe(ggufspec::Ngrams & self, size_t n_accepted, size_t n_tried) {
@@ -464,11 +482,11 @@ NB_MODULE(_native, m) {
     m.attr("instructions") = ggufspec::kernels.instructions;  // that the loops over rows use: see kernels.h
     nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")
         .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
-             "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a,
-             "presence_penalty"_a, "dry_multiplier"_a, "dry_base"_a, "dry_allowed_length"_a, "dry_last_n"_a,
-             "dry_breakers"_a, "logit_bias"_a);
-    nb::class_<Rows>(m, "Rows", "Distributions over the vocabulary, at most n_most of them; numpy.asarray(rows): (n, n_vocab).\n\n"
-                         "Not for two threads at once.")
+             "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a,
+             "dry_multiplier"_a, "dry_base"_a, "dry_allowed_length"_a, "dry_last_n"_a, "dry_breakers"_a, "logit_bias"_a);
+    nb::class_<Rows>(m, "Rows",
+                     "Distributions over the vocabulary, at most n_most of them; numpy.asarray(rows): (n, n_vocab).\n\n"
+                     "Not for two threads at once.")
         .def(nb::init<size_t, size_t>(), "n_most"_a, "n_vocab"_a)
         .def(
             "fill",
@@ -484,11 +502,12 @@ NB_MODULE(_native, m) {
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "parents"_a, "masks"_a.noconvert().none(),
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
             "parents: of each node of a draft that is a tree, -1 for the text; empty for a chain. "
-            "masks (n_draft + 1, n_words): bit i % 32 of word i // 32 says whether token i is allowed there. The logits are read in place, also later: the rows are valid as long as the logits.")
+            "masks (n_draft + 1, n_words): bit i % 32 of word i // 32 says whether token i is allowed there. The logits are read "
+            "in place, also later: the rows are valid as long as the logits.")
         .def(
             "draw",
-            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const std::optional<ConstMasks> & masks,
-               ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
+            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens,
+               const std::optional<ConstMasks> & masks, ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
                 require(logits.shape(0) == 1, "draw: needs one row of logits");
                 self.add(logits, sampling, tokens, {}, {}, masks, true);
                 if (length_rule.should_draw(ggufspec::kernels.gap_of(logits.data(), logits.shape(1)))) {
@@ -497,14 +516,17 @@ NB_MODULE(_native, m) {
                 self.decline();
                 return -1;
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(), "length_rule"_a, "uniform"_a,
-            "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if length_rule.should_draw.\n\n"
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(), "length_rule"_a,
+            "uniform"_a,
+            "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if "
+            "length_rule.should_draw.\n\n"
             "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last, also if\n"
             "further rows are added; keep drops it.")
         .def(
             "draw_declined",
             [](Rows & self, ggufspec::LengthRule & length_rule, double uniform) {
-                require(self.has_declined && self.n + 1 < self.rows.size(), "draw_declined: there is no such row, or no room for it");
+                require(self.has_declined && self.n + 1 < self.rows.size(),
+                        "draw_declined: there is no such row, or no room for it");
                 require(length_rule.n_evaluated() > 0, "draw_declined: the length rule has seen no row");
                 std::swap(self.rows[self.n], self.rows.back());
                 self.has_declined = false;
@@ -516,10 +538,12 @@ NB_MODULE(_native, m) {
         .def("append_without", &Rows::add_without, "i"_a, "token"_a,
              "Append row i without one token, renormalised: the distribution of a second child.\n\n"
              "At temperature 0 the next likeliest token is certain. False, and no row, where no other token is left.")
-        .def("append_from", &Rows::add_from, "other"_a, "i"_a, "Append a copy of row i of other, which does not depend on its logits.")
+        .def("append_from", &Rows::add_from, "other"_a, "i"_a,
+             "Append a copy of row i of other, which does not depend on its logits.")
         .def("decline", &Rows::decline,
              "Drop the last row, which no token is drawn from; as after a draw that returned -1, overlap can still read it.")
-        .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
+        .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(),
+             "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",
             [](Rows & self, size_t n) {
@@ -548,16 +572,19 @@ NB_MODULE(_native, m) {
                 require(j < draft.n + draft.has_declined, "overlap: the draft has no such row");
                 return self.at(i).overlap(1.0f, j < draft.n ? draft.rows[j] : draft.rows.back());
             },
-            "i"_a, "draft"_a, "j"_a, "The probability that a token drawn from row j of a draft is accepted by row i of its target.")
-        .def_prop_ro("has_declined", [](const Rows & self) { return self.has_declined; },
-                     "Whether overlap can read a row after the last: see draw.")
+            "i"_a, "draft"_a, "j"_a,
+            "The probability that a token drawn from row j of a draft is accepted by row i of its target.")
+        .def_prop_ro(
+            "has_declined", [](const Rows & self) { return self.has_declined; },
+            "Whether overlap can read a row after the last: see draw.")
         .def(
             "gap_without",
             [](const Rows & self, size_t i, int32_t token) {
                 require_tokens(&token, 1, self.n_vocab);
                 return self.at(i).gap_without(token);
             },
-            "i"_a, "token"_a, "The gap of the tokens that are left to draw in row i without one of them; below 0 if none is left.")
+            "i"_a, "token"_a,
+            "The gap of the tokens that are left to draw in row i without one of them; below 0 if none is left.")
         .def("gap", &Rows::gap, "i"_a,
              "By how much the largest logit of row i exceeds the second largest: before sampling in rows that fill made, else\n"
              "among the tokens that truncation leaves. Infinity where there is no second.")
@@ -578,16 +605,16 @@ NB_MODULE(_native, m) {
                 return self.at(i).of(token);
             },
             "i"_a, "token"_a, "The probability of a token in row i.")
-        .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
-             "Draw a token from row i with a uniform in [0, 1); -1 if the constraint allows none.");
+        .def(
+            "pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
+            "Draw a token from row i with a uniform in [0, 1); -1 if the constraint allows none.");
     m.def(
         "gap_of",
         [](ConstMatrix logits) {
             require(logits.shape(0) > 0, "gap_of: there is no row");
             return ggufspec::kernels.gap_of(logits.data(), logits.shape(1));
         },
-        "logits"_a.noconvert(),
-        "By how much the largest of the first row of logits exceeds the second largest.");
+        "logits"_a.noconvert(), "By how much the largest of the first row of logits exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
@@ -599,7 +626,8 @@ NB_MODULE(_native, m) {
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
           "How many of the first `horizon` tokens block verification would accept, on average, if the draft had been drawn\n"
           "at each of these temperatures: estimated from the tokens that were drawn.");
-    nb::class_<ggufspec::AcceptanceModel>(m, "AcceptanceModel", "The probability that a token is accepted, by a logit gap: see native/draft_length.h.")
+    nb::class_<ggufspec::AcceptanceModel>(m, "AcceptanceModel",
+                                          "The probability that a token is accepted, by a logit gap: see native/draft_length.h.")
         .def(
             "__init__",
             [](ggufspec::AcceptanceModel * self, double intercept, double slope, double weight, double memory) {
@@ -613,13 +641,14 @@ NB_MODULE(_native, m) {
         .def_prop_ro(
             "coefficients", [](const ggufspec::AcceptanceModel & self) { return std::pair(self.intercept(), self.slope()); },
             "As learned so far: (intercept, slope).");
-    nb::class_<ggufspec::LengthRule>(m, "LengthRule", "When one round of drafting stops: see native/draft_length.h. Before the first update, at n_max.")
+    nb::class_<ggufspec::LengthRule>(
+        m, "LengthRule", "When one round of drafting stops: see native/draft_length.h. Before the first update, at n_max.")
         .def(nb::init<const ggufspec::AcceptanceModel &, double>(), "acceptance"_a = ggufspec::AcceptanceModel(0, 0, 1, 100),
              "block_bonus"_a = 0.0)
         .def(
             "update",
-            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate,
-               size_t n_per_step) {
+            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & probabilities,
+               double min_rate, size_t n_per_step) {
                 require(!curve.empty() && curve[0] > 0 && !probabilities.empty() && n_per_step > 0,
                         "update: needs costs above 0, probabilities, and n_per_step above 0");
                 self.update(std::move(curve), step, probabilities, min_rate, n_per_step);
@@ -639,52 +668,69 @@ NB_MODULE(_native, m) {
         .def("take", &ggufspec::LengthRule::take, "probabilities"_a,
              "How many further tokens of these probabilities to draft, which cost no draft step; they count as drawn.")
         .def_prop_ro("gain", &ggufspec::LengthRule::gain, "What a round by the rule gains, comparable with prefix_length's.")
-        .def("start", &ggufspec::LengthRule::start, "n_max"_a, "Start a round of at most n_max drafted tokens, and of no more than the curve covers.")
-        .def("should_evaluate", &ggufspec::LengthRule::should_evaluate, "Whether to run the draft model for the next distribution.")
-        .def("should_draw", &ggufspec::LengthRule::should_draw, "gap"_a, "Whether to draw a token from a distribution with that logit gap.")
+        .def("start", &ggufspec::LengthRule::start, "n_max"_a,
+             "Start a round of at most n_max drafted tokens, and of no more than the curve covers.")
+        .def("should_evaluate", &ggufspec::LengthRule::should_evaluate,
+             "Whether to run the draft model for the next distribution.")
+        .def("should_draw", &ggufspec::LengthRule::should_draw, "gap"_a,
+             "Whether to draw a token from a distribution with that logit gap.")
         .def("observe", &ggufspec::LengthRule::observe, "acceptances"_a,
              "Learn how likely a token of each of this round's first distributions was to be accepted.")
         .def_ro("acceptance", &ggufspec::LengthRule::acceptance, "By the draft model's logit gap; learns.")
         .def_rw("block_bonus", &ggufspec::LengthRule::block_bonus, "See best_rule in native/draft_length.h.")
-        .def_prop_ro("tokens", [](const ggufspec::LengthRule & self) { return self.rule().tokens; }, "Tokens of a round by the rule, on average.")
-        .def_prop_ro("rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; }, "Tokens per second by the rule; 0 before the first update.")
         .def_prop_ro(
-            "drafts", [](const ggufspec::LengthRule & self) { return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1; },
+            "tokens", [](const ggufspec::LengthRule & self) { return self.rule().tokens; },
+            "Tokens of a round by the rule, on average.")
+        .def_prop_ro(
+            "rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; },
+            "Tokens per second by the rule; 0 before the first update.")
+        .def_prop_ro(
+            "drafts",
+            [](const ggufspec::LengthRule & self) {
+                return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1;
+            },
             "Whether the rule drafts at all.")
         .def_rw("least", &ggufspec::LengthRule::least,
                 "No token is drawn that is accepted with a lower probability; 0 again at the next start.")
         .def_prop_ro("n_max", &ggufspec::LengthRule::n_max, "The most tokens of this round.")
-        .def_prop_ro("n_reachable", &ggufspec::LengthRule::n_reachable, "The most tokens of this round if all of them are likely.")
-        .def_prop_ro("reached", &ggufspec::LengthRule::reached, "The probability that all tokens drawn in this round are accepted.")
+        .def_prop_ro("n_reachable", &ggufspec::LengthRule::n_reachable,
+                     "The most tokens of this round if all of them are likely.")
+        .def_prop_ro("reached", &ggufspec::LengthRule::reached,
+                     "The probability that all tokens drawn in this round are accepted.")
         .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
         .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens of this round that cost no draft step.")
         .def_prop_ro("n_drawn", &ggufspec::LengthRule::n_drawn, "Tokens drawn in this round.")
         .def_prop_ro("expected", &ggufspec::LengthRule::expected, "How many of them are accepted, on average.")
-        .def_prop_ro("stop", [](const ggufspec::LengthRule & self) { return int(self.stop()); }, "Why the draft ended: an index of STOP_REASONS in draft_length.py.")
+        .def_prop_ro(
+            "stop", [](const ggufspec::LengthRule & self) { return int(self.stop()); },
+            "Why the draft ended: an index of STOP_REASONS in draft_length.py.")
         .def_prop_ro("gaps", &ggufspec::LengthRule::gaps, "The logit gaps of this round's distributions.");
     m.def(
         "best_rule",
-        [](const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double min_rate, double block_bonus) {
-            require(!curve.empty() && curve[0] > 0 && !probabilities.empty(), "best_rule: needs costs above 0, and probabilities");
+        [](const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double min_rate,
+           double block_bonus) {
+            require(!curve.empty() && curve[0] > 0 && !probabilities.empty(),
+                    "best_rule: needs costs above 0, and probabilities");
             const auto rule = ggufspec::best_rule(curve, step, probabilities, 0, min_rate, block_bonus);
             return std::make_tuple(rule.evaluate_from, rule.draw_from, rule.tokens, rule.seconds);
         },
         "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "block_bonus"_a = 0.0,
         "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
-        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_leaves"_a = 1, "n_hidden"_a = 0,
-             "hidden_is_alone"_a = false, "n_rollback"_a = 0, "shares_cells"_a = false, nb::kw_only(), "llama_decode"_a,
-             "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
+        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_leaves"_a = 1,
+             "n_hidden"_a = 0, "hidden_is_alone"_a = false, "n_rollback"_a = 0, "shares_cells"_a = false, nb::kw_only(),
+             "llama_decode"_a, "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
              "llama_memory_seq_pos_max"_a, "llama_set_abort_callback"_a)
         .def("n_common", &n_common, "tokens"_a.noconvert(), "sequence"_a = 0,
              "The length of the longest common prefix of the held tokens and tokens.")
         .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,
              "Truncate to the common prefix with the first n_most of tokens; how many remain, or -1 if a tail cannot be dropped.")
-        .def("decode", &decode, "parts"_a,
-             "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows, parents), the tokens after those held, and\n"
-             "keep logits of the last n_rows; returns llama_decode's code.\n\n"
-             "parents: of each node of the tree at the end of the tokens, -1 for the token before it; empty for a chain.\n\n"
-             "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
+        .def(
+            "decode", &decode, "parts"_a,
+            "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows, parents), the tokens after those held, and\n"
+            "keep logits of the last n_rows; returns llama_decode's code.\n\n"
+            "parents: of each node of the tree at the end of the tokens, -1 for the token before it; empty for a chain.\n\n"
+            "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
         .def("decode_beside", &decode_beside, "parts"_a, "other"_a, "parts_of_other"_a,
              "decode, and at the same time, in another thread, that of another context; returns both codes.\n\n"
              "What a signal handler raises ends both.")
@@ -711,7 +757,8 @@ NB_MODULE(_native, m) {
                 require_sequence(self, sequence);
                 self.hold(sequence, tokens.data(), tokens.shape(0));
             },
-            "tokens"_a.noconvert(), "sequence"_a = 0, "llama.cpp has given the sequence, which held nothing, the cells of these tokens.")
+            "tokens"_a.noconvert(), "sequence"_a = 0,
+            "llama.cpp has given the sequence, which held nothing, the cells of these tokens.")
         .def(
             "logits", [](const ggufspec::Context & self, int32_t i) { return reinterpret_cast<uintptr_t>(self.logits(i)); },
             "i"_a, "Address of the logits of token i of the last batch; 0 if llama.cpp keeps none.")
@@ -724,11 +771,12 @@ NB_MODULE(_native, m) {
         .def("drop", &ggufspec::SortedTexts::drop, "n_most"_a,
              "Remove whole texts, the oldest first, until they have n_most tokens at most, with one for each text.")
         .def("__len__", [](const ggufspec::SortedTexts & self) { return self.tokens().size(); });
-    nb::class_<ggufspec::Ngrams>(m, "Ngrams",
-                                 "Predicts how a text continues from what followed the same tokens earlier in it, or in others.\n\n"
-                                 "Not for two threads at once.")
-        .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a,
-             "prediction"_a = nb::none(), "others"_a = std::vector<std::shared_ptr<ggufspec::SortedTexts>>(),
+    nb::class_<ggufspec::Ngrams>(
+        m, "Ngrams",
+        "Predicts how a text continues from what followed the same tokens earlier in it, or in others.\n\n"
+        "Not for two threads at once.")
+        .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a, "prediction"_a = nb::none(),
+             "others"_a = std::vector<std::shared_ptr<ggufspec::SortedTexts>>(),
              "priors: (min_length, *probabilities) by match length; see NgramAcceptance in native/ngrams.h. prediction: what\n"
              "the text may be, which counts as the text itself does. others: texts to predict from besides, where their matches\n"
              "are much longer.")

@@ -146,7 +146,8 @@ void typical_p(const Sampling & sampling, Candidates & candidates) {
         sum += list[at].prob;
         if (sum > sampling.typical_p) break;
     }
-    if (kept.size() < list.size() && distance[order[kept.size() - 1]] == distance[order[kept.size()]]) candidates.cut_a_tie = true;
+    if (kept.size() < list.size() && distance[order[kept.size() - 1]] == distance[order[kept.size()]])
+        candidates.cut_a_tie = true;
     candidates.list = std::move(kept);
     candidates.sorted = false;
 }
@@ -281,13 +282,20 @@ bool Sampling::is_active(Sampler sampler) const {
     switch (sampler) {
         case Sampler::penalties:
             return penalty_last_n != 0 && (repeat_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0);
-        case Sampler::dry: return dry_multiplier != 0 && dry_base >= 1 && dry_last_n != 0;
-        case Sampler::top_n_sigma: return top_n_sigma > 0;
-        case Sampler::top_k: return top_k > 0;
-        case Sampler::typical_p: return typical_p < 1;
-        case Sampler::top_p: return top_p < 1;
-        case Sampler::min_p: return min_p > 0;
-        case Sampler::temperature: return temperature != 1;
+        case Sampler::dry:
+            return dry_multiplier != 0 && dry_base >= 1 && dry_last_n != 0;
+        case Sampler::top_n_sigma:
+            return top_n_sigma > 0;
+        case Sampler::top_k:
+            return top_k > 0;
+        case Sampler::typical_p:
+            return typical_p < 1;
+        case Sampler::top_p:
+            return top_p < 1;
+        case Sampler::min_p:
+            return min_p > 0;
+        case Sampler::temperature:
+            return temperature != 1;
     }
     return false;
 }
@@ -317,12 +325,18 @@ void apply(Sampler sampler, const Sampling & sampling, const Text & text, Candid
             candidates.sorted = false;
             return;
         }
-        case Sampler::top_n_sigma: return top_n_sigma(sampling, candidates);
-        case Sampler::top_k: return top_k(sampling, candidates);
-        case Sampler::typical_p: return typical_p(sampling, candidates);
-        case Sampler::top_p: return top_p(sampling, candidates);
-        case Sampler::min_p: return min_p(sampling, candidates);
-        case Sampler::temperature: return temperature(sampling, candidates);
+        case Sampler::top_n_sigma:
+            return top_n_sigma(sampling, candidates);
+        case Sampler::top_k:
+            return top_k(sampling, candidates);
+        case Sampler::typical_p:
+            return typical_p(sampling, candidates);
+        case Sampler::top_p:
+            return top_p(sampling, candidates);
+        case Sampler::min_p:
+            return min_p(sampling, candidates);
+        case Sampler::temperature:
+            return temperature(sampling, candidates);
     }
 }
 

@@ -164,7 +164,8 @@ void Context::copy_prefix(size_t source, size_t sequence, const int32_t * tokens
 void Context::drop_middle(size_t sequence, size_t n_first, size_t n_dropped) {
     Held & held = held_[sequence];
     const size_t n_held = held.cells.size();
-    const bool has_room = n_first < n_held && n_dropped < n_held - n_first;  // llama.cpp continues at the last position that it holds
+    const bool has_room =
+        n_first < n_held && n_dropped < n_held - n_first;  // llama.cpp continues at the last position that it holds
     if (n_leaves_ > 1 || !has_room || (held.n_gap > 0 && n_first != held.n_first)) {
         throw std::invalid_argument("drop_middle: these tokens cannot be dropped");
     }
@@ -278,9 +279,7 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
         functions_.synchronize(context_);
     } catch (const std::exception & error) {
         thrown.emplace(std::string("llama.cpp could not decode a batch: ") + error.what());
-    } catch (...) {
-        thrown.emplace("llama.cpp could not decode a batch: unknown exception");
-    }
+    } catch (...) { thrown.emplace("llama.cpp could not decode a batch: unknown exception"); }
     is_interrupted_ = nullptr;
     seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
     const int32_t * tokens = tokens_.data();

@@ -92,7 +92,12 @@ StoppingRule rule_at(double rate, const std::vector<double> & curve, double step
 }  // namespace
 
 AcceptanceModel::AcceptanceModel(double intercept, double slope, double weight, double memory)
-    : intercept_(intercept), slope_(slope), floor_(kSpread * weight), keep_(1 - 1 / memory), h00_(floor_), h01_(floor_),
+    : intercept_(intercept),
+      slope_(slope),
+      floor_(kSpread * weight),
+      keep_(1 - 1 / memory),
+      h00_(floor_),
+      h01_(floor_),
       h11_(2 * floor_) {}
 
 double AcceptanceModel::probability(double gap) const {

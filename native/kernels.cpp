@@ -165,8 +165,16 @@ double second_of(const Softmax & target, float a, const Softmax & draft, float b
 
 extern const Kernels GGUFSPEC_KERNELS;
 const Kernels GGUFSPEC_KERNELS = {
-    GGUFSPEC_INSTRUCTIONS, largest_of, only_index_of, gap_of,    largest_of_lanes,
-    weight_of,             weights_of, overlap_of,    excess_of, second_of,
+    GGUFSPEC_INSTRUCTIONS,
+    largest_of,
+    only_index_of,
+    gap_of,
+    largest_of_lanes,
+    weight_of,
+    weights_of,
+    overlap_of,
+    excess_of,
+    second_of,
 };
 
 }  // namespace ggufspec

@@ -70,9 +70,7 @@ Ngrams::Ngrams(NgramAcceptance acceptance, std::shared_ptr<const SortedTexts> pr
 
 size_t Ngrams::update(const int32_t * tokens, size_t n) {
     const size_t n_before = text_.tokens().size(), n_common = text_.update(tokens, n);
-    if (n_common + 1 < n_before) {
-        records_.erase(records_.lower_bound({0, n_common + 1}), records_.lower_bound({1, 0}));
-    }
+    if (n_common + 1 < n_before) { records_.erase(records_.lower_bound({0, n_common + 1}), records_.lower_bound({1, 0})); }
     return n_common;
 }
 

@@ -205,7 +205,8 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         if (n_allowed == 0) return false;
         // A list needs no shortcuts: the samplers see just what is allowed.
         const Job job{logits, n_vocab, sampling, samplers, text, temperature < kColdest};
-        if (n_allowed <= kMostListed || (truncation != samplers.end() && (truncation != samplers.begin() || !job.starts_fast()))) {
+        if (n_allowed <= kMostListed ||
+            (truncation != samplers.end() && (truncation != samplers.begin() || !job.starts_fast()))) {
             allowed_of(logits, n_vocab, *mask, candidates);
             add_biases(sampling, candidates.list);
             if (n_allowed > 1) apply_from(0, job, candidates);
@@ -265,7 +266,8 @@ bool Row::finish_list(Candidates & candidates, float temperature) {
 void Row::set_list(Candidates & candidates) {
     auto & list = candidates.list;
     drop_impossible(list);
-    const auto likeliest = std::max_element(list.begin(), list.end(), [](const auto & a, const auto & b) { return a.logit < b.logit; });
+    const auto likeliest =
+        std::max_element(list.begin(), list.end(), [](const auto & a, const auto & b) { return a.logit < b.logit; });
     likeliest_ = likeliest == list.end() ? -1 : likeliest->token;
     largest_ = likeliest == list.end() ? kNever : likeliest->logit;
     if (!std::is_sorted(list.begin(), list.end(), by_token)) std::sort(list.begin(), list.end(), by_token);
@@ -459,8 +461,7 @@ int32_t Row::pick(double uniform) const {
         const double goal = uniform * std::accumulate(probs_.begin(), probs_.end(), 0.0);
         return tokens_[index_at(goal, tokens_.size(), [this](size_t i) { return probs_[i]; })];
     }
-    return pick_block(blocks_, n_vocab_, uniform,
-                      [this](size_t begin, size_t end, float * out) { weights(begin, end, out); });
+    return pick_block(blocks_, n_vocab_, uniform, [this](size_t begin, size_t end, float * out) { weights(begin, end, out); });
 }
 
 double Row::overlap(float factor, const Row & draft) const {

@@ -45,8 +45,8 @@ void SortedTexts::drop(size_t n_most) {
 SortedTexts::Matches SortedTexts::find(const int32_t * last) const {
     const int32_t * tokens = tokens_.data();
     const auto length = [&](int32_t place) { return n_common(tokens + place, last); };
-    const auto at = std::partition_point(order_.begin(), order_.end(),
-                                         [&](int32_t place) { return precedes(tokens + place, last); });
+    const auto at =
+        std::partition_point(order_.begin(), order_.end(), [&](int32_t place) { return precedes(tokens + place, last); });
     Matches found;
     if (at != order_.begin()) found.length = length(*(at - 1));
     if (at != order_.end()) found.length = std::max(found.length, length(*at));

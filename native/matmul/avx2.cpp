@@ -20,7 +20,8 @@ struct Avx2 : Avx2Base {
         if constexpr (Largest == 255) {  // signed, and at least -128: the sign goes to the values
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++) {
-                const Ints products = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[i]), _mm256_sign_epi8(four(values + 4 * i), codes[i]));
+                const Ints products =
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(codes[i]), _mm256_sign_epi8(four(values + 4 * i), codes[i]));
                 total = _mm256_add_epi32(total, _mm256_madd_epi16(products, ones));
             }
         } else {

@@ -35,7 +35,9 @@ struct Avx2Base {
     static Floats add(Floats to, Floats a, Floats b) { return _mm256_fmadd_ps(a, b, to); }
     static void store(float * to, Floats x) { _mm256_storeu_ps(to, x); }
 
-    static Floats halves(const uint8_t * from) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))); }
+    static Floats halves(const uint8_t * from) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+    }
     static Floats brains(const uint8_t * from) {
         const Ints x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
         return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));

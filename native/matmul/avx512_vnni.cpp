@@ -50,7 +50,8 @@ struct Avx512Vnni {
     // 2^(x - 128), and 0 instead of the two smallest.
     static Floats powers(const uint8_t * from) {
         const Ints x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_max_epi32(_mm512_sub_epi32(x, _mm512_set1_epi32(1)), _mm512_setzero_si512()), 23));
+        return _mm512_castsi512_ps(
+            _mm512_slli_epi32(_mm512_max_epi32(_mm512_sub_epi32(x, _mm512_set1_epi32(1)), _mm512_setzero_si512()), 23));
     }
     // Signed bytes; with a mask, its bits of them.
     template <int Mask>

@@ -22,8 +22,8 @@ thread_local std::vector<int> offered;
 thread_local bool offers_both = false;
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kChunk = 256 * 1024;     // bytes of weights that stay in a core's cache while many rows are multiplied
-constexpr int kChunksPerThread = 4;       // so that a core that is slowed down keeps the others waiting for less
+constexpr size_t kChunk = size_t{256} << 10;  // bytes of weights that stay in a core's cache while many rows are multiplied
+constexpr int64_t kChunksPerThread = 4;       // so that a core that is slowed down keeps the others waiting for less
 constexpr size_t kPackPerThread = 1 << 20;  // bytes that are worth starting a thread for
 
 size_t aligned(size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
@@ -49,9 +49,7 @@ struct Traits final : ggml::TensorTraits {
     const Kernel & kernel;
     explicit Traits(const Kernel & kernel) : kernel(kernel) {}
 
-    size_t row_bytes(const ggml::Tensor * op) const {
-        return aligned(op->src[0]->ne[0] / kernel.n_values * kernel.active_bytes);
-    }
+    size_t row_bytes(const ggml::Tensor * op) const { return aligned(op->src[0]->ne[0] / kernel.n_values * kernel.active_bytes); }
 
     static int64_t n_rows(const ggml::Tensor * of) { return of->ne[1] * of->ne[2] * of->ne[3]; }
 
@@ -75,7 +73,7 @@ struct Traits final : ggml::TensorTraits {
         return true;
     }
 
-  private:
+private:
     static char * row_of(const ggml::Tensor * tensor, int64_t i) {
         const int64_t second = i / tensor->ne[1];
         return static_cast<char *>(tensor->data) + i % tensor->ne[1] * tensor->nb[1] + second % tensor->ne[2] * tensor->nb[2] +
@@ -93,7 +91,8 @@ struct Traits final : ggml::TensorTraits {
         const int64_t end = n * (params->ith + 1) / params->nth;
         for (int64_t i = n * params->ith / params->nth; i < end;) {
             const int64_t row = i / n_blocks, first = i % n_blocks, last = std::min(n_blocks, first + end - i);
-            kernel.convert(const_cast<void *>(converted(params, op, row)), reinterpret_cast<const float *>(row_of(rows, row)), first, last);
+            kernel.convert(const_cast<void *>(converted(params, op, row)), reinterpret_cast<const float *>(row_of(rows, row)),
+                           first, last);
             i += last - first;
         }
     }
@@ -127,10 +126,12 @@ struct Traits final : ggml::TensorTraits {
         const ggml::Tensor * of = op->src[0];
         const Chunks parts = chunks(params, op);
         const int64_t groups = n_groups(of);
-        for (int64_t chunk = params->ith; chunk < parts.n; chunk = ggml_functions.ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        for (int64_t chunk = params->ith; chunk < parts.n;
+             chunk = ggml_functions.ggml_threadpool_chunk_add(params->threadpool, 1)) {
             const int64_t begin = chunk * parts.n_groups;
-            multiply_chunk(op, packed_of(of), n_rows(op), begin, std::min(begin + parts.n_groups, groups),
-                           [&](int64_t i) { return std::make_pair(converted(params, op, i), reinterpret_cast<float *>(row_of(op, i))); });
+            multiply_chunk(op, packed_of(of), n_rows(op), begin, std::min(begin + parts.n_groups, groups), [&](int64_t i) {
+                return std::make_pair(converted(params, op, i), reinterpret_cast<float *>(row_of(op, i)));
+            });
         }
     }
 
@@ -232,7 +233,8 @@ void set_tensor(ggml::Buffer *, ggml::Tensor * tensor, const void * data, size_t
             i += last - first;
         }
     };
-    const int64_t n = std::clamp<int64_t>(n_bytes * tensor->ne[2] / kPackPerThread, 1, std::max(1u, std::thread::hardware_concurrency()));
+    const int64_t n =
+        std::clamp<int64_t>(n_bytes * tensor->ne[2] / kPackPerThread, 1, std::max(1u, std::thread::hardware_concurrency()));
     std::vector<std::thread> others;
     int64_t begin = 0;
     try {
@@ -281,8 +283,14 @@ size_t allocated_bytes_of_both(ggml::BufferType * type, const ggml::Tensor * ten
 ggml::BufferType * packed_type() {
     static Extra extra(false);
     static ggml::BufferType type = {
-        [](ggml::BufferType *) { return "GGUFSPEC"; }, allocate, [](ggml::BufferType *) { return kAlignment; }, nullptr,
-        allocated_bytes, nullptr, ggml_functions.ggml_backend_cpu_buffer_type()->device, &extra,
+        [](ggml::BufferType *) { return "GGUFSPEC"; },
+        allocate,
+        [](ggml::BufferType *) { return kAlignment; },
+        nullptr,
+        allocated_bytes,
+        nullptr,
+        ggml_functions.ggml_backend_cpu_buffer_type()->device,
+        &extra,
     };
     return &type;
 }
@@ -292,9 +300,14 @@ ggml::BufferType * packed_type() {
 ggml::BufferType * both_type() {
     static Extra extra(true);
     static ggml::BufferType type = {
-        [](ggml::BufferType *) { return "GGUFSPEC_Both"; }, allocate, [](ggml::BufferType *) { return kAlignment; }, nullptr,
-        allocated_bytes_of_both, [](ggml::BufferType *) { return offered.empty(); },
-        ggml_functions.ggml_backend_cpu_buffer_type()->device, &extra,
+        [](ggml::BufferType *) { return "GGUFSPEC_Both"; },
+        allocate,
+        [](ggml::BufferType *) { return kAlignment; },
+        nullptr,
+        allocated_bytes_of_both,
+        [](ggml::BufferType *) { return offered.empty(); },
+        ggml_functions.ggml_backend_cpu_buffer_type()->device,
+        &extra,
     };
     return &type;
 }

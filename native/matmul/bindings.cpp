@@ -48,7 +48,8 @@ Floats product(const std::string & name, int type, Bytes weights, Floats rows) {
     const Instructions & instructions = instructions_of(name);
     const Kernel * kernel = find_kernel(instructions, type);
     const size_t n = rows.shape(0), n_columns = rows.shape(1);
-    if (kernel == nullptr || n_columns == 0 || n_columns % kernel->n_values) throw nb::value_error("no kernel for this type and width");
+    if (kernel == nullptr || n_columns == 0 || n_columns % kernel->n_values)
+        throw nb::value_error("no kernel for this type and width");
     const int64_t n_super = n_columns / kernel->n_values, n_rows = weights.shape(0) / (n_super * kernel->file_bytes);
     if (n_rows * n_super * kernel->file_bytes != weights.shape(0)) throw nb::value_error("the weights are no whole rows");
     const int64_t groups = (n_rows + instructions.width - 1) / instructions.width;
@@ -94,7 +95,8 @@ void register_kernels(const std::string & name, const std::map<std::string, uint
 }  // namespace
 
 void bind(nb::module_ & m) {
-    m.def("kernel_instructions", &names, "The instruction sets of this processor for which there are kernels, the fastest first.");
+    m.def("kernel_instructions", &names,
+          "The instruction sets of this processor for which there are kernels, the fastest first.");
     m.def("kernel_types", &types, "instructions"_a, "The types of weights that they have kernels for: ggml's names and numbers.");
     m.def("kernel_product", &product, "instructions"_a, "type"_a, "weights"_a, "rows"_a,
           "Rows of activations (n, n_columns) times the weights, whole rows in ggml's layout: (n, n_rows). For tests.");

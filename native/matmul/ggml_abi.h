@@ -72,14 +72,14 @@ struct Buffer {
 
 // Virtual functions in ggml's order.
 class TensorTraits {
-  public:
+public:
     virtual ~TensorTraits() = default;
     virtual bool work_size(int n_threads, const Tensor * op, size_t & size) = 0;
     virtual bool compute_forward(ComputeParams * params, Tensor * op) = 0;
 };
 
 class ExtraBufferType {
-  public:
+public:
     virtual ~ExtraBufferType() = default;
     virtual bool supports_op(void * device, const Tensor * op) = 0;
     virtual TensorTraits * get_tensor_traits(const Tensor * op) = 0;

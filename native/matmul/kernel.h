@@ -28,7 +28,9 @@ struct Layout {
 
 // Whether codes are signed bytes here; then no offset is left.
 template <class Isa, class T>
-constexpr bool is_signed() { return Isa::kSigned && T::kLargest == 255; }
+constexpr bool is_signed() {
+    return Isa::kSigned && T::kLargest == 255;
+}
 
 template <class Isa, class T>
 void pack_row(uint8_t * to, const Decoded & from, int row) {
@@ -63,9 +65,7 @@ void pack_row(uint8_t * to, const Decoded & from, int row) {
             if constexpr (T::kHigh == 1) planes[T::kLow] |= ((four[i] >> T::kLow) & ones) << i;
             if constexpr (T::kHigh == 2) planes[T::kLow + i / 4] |= ((four[i] >> T::kLow) & (3 * ones)) << (i % 4 * 2);
         }
-        for (int i = 0; i < T::kLow + T::kHigh; i++) {
-            std::memcpy(to + L::kScales + i * L::kBytes + 4 * row, planes + i, 4);
-        }
+        for (int i = 0; i < T::kLow + T::kHigh; i++) { std::memcpy(to + L::kScales + i * L::kBytes + 4 * row, planes + i, 4); }
     }
 }
 
@@ -99,20 +99,23 @@ void convert(void * to, const float * from, int64_t begin, int64_t end) {
         Activations & row = rows[i];
         int32_t sums[2];
         row.scale = Isa::quantize(from + kBlock * i, row.values, sums);
-        // Unsigned: sums of infinite or NaN activations, whose product is NaN anyway, may overflow.
-        if constexpr (!T::kHalves) sums[0] = int32_t(uint32_t(sums[0]) + uint32_t(sums[1]));
+        if constexpr (!T::kHalves) sums[0] += sums[1];
         for (int half = 0; half < 2; half++) {
             if constexpr (T::kMinima) row.minus[half] = -row.scale * float(sums[half]);
-            else row.start[half] = is_signed<Isa, T>() ? 0 : int32_t(0u - uint32_t(T::kOffset) * uint32_t(sums[half]));
+            else row.start[half] = is_signed<Isa, T>() ? 0 : -T::kOffset * sums[half];
         }
     }
 }
 
 template <class F, int... I>
-inline void for_each(F && f, std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
+inline void for_each(F && f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
 
 template <int N, class F>
-inline void for_each(F && f) { for_each(f, std::make_integer_sequence<int, N>{}); }
+inline void for_each(F && f) {
+    for_each(f, std::make_integer_sequence<int, N>{});
+}
 
 template <class Isa, class T>
 inline void unpack(const uint8_t * from, typename Isa::Ints (&codes)[8]) {
@@ -210,7 +213,8 @@ void multiply_rows(const uint8_t * weights, const void * const * rows, float * c
                         const int32_t first_start = T::kMinima ? 0 : row.start[0], second_start = T::kMinima ? 0 : row.start[1];
                         const Ints first = Isa::template dot<4, T::kLargest>(codes, row.values, first_start);
                         const Ints second = Isa::template dot<4, T::kLargest>(codes + 4, row.values + 16, second_start);
-                        const Floats both = Isa::add(Isa::multiply(Isa::floats(first), scales[0]), Isa::floats(second), scales[1]);
+                        const Floats both =
+                            Isa::add(Isa::multiply(Isa::floats(first), scales[0]), Isa::floats(second), scales[1]);
                         sums[i] = Isa::add(sums[i], both, Isa::all(row.scale));
                     } else {
                         const Ints dot = Isa::template dot<8, T::kLargest>(codes, row.values, T::kMinima ? 0 : row.start[0]);
@@ -246,8 +250,8 @@ inline void copy_floats(void * to, const float * from, int64_t begin, int64_t en
 }
 
 template <class Isa, class T, int N>
-void multiply_float_rows(const uint8_t * weights, const void * const * rows, float * const * out, int64_t n_super,
-                         int64_t n_rows, int64_t begin, int64_t end) {
+void multiply_float_rows(const uint8_t * weights, const void * const * rows, float * const * out, int64_t n_super, int64_t n_rows,
+                         int64_t begin, int64_t end) {
     constexpr int bytes = 2 * Isa::kWidth;
     for (int64_t group = begin; group < end; group++) {
         typename Isa::Floats sums[N][2];  // of even and odd columns: one chain of additions alone is slower than memory
@@ -256,16 +260,15 @@ void multiply_float_rows(const uint8_t * weights, const void * const * rows, flo
         for (int64_t column = 0; column < n_super * kBlock; column += 2, from += 2 * bytes) {
             __builtin_prefetch(from + kAhead);
             for (int j = 0; j < 2; j++) {
-                const auto weight = T::kScale == Scale::f16_weights ? Isa::halves(from + bytes * j) : Isa::brains(from + bytes * j);
+                const auto weight =
+                    T::kScale == Scale::f16_weights ? Isa::halves(from + bytes * j) : Isa::brains(from + bytes * j);
 #pragma GCC unroll 8
                 for (int i = 0; i < N; i++) {
                     sums[i][j] = Isa::add(sums[i][j], weight, Isa::all(static_cast<const float *>(rows[i])[column + j]));
                 }
             }
         }
-        for (int i = 0; i < N; i++) {
-            store<Isa>(out[i], Isa::add(sums[i][0], sums[i][1], Isa::all(1.0f)), group, n_rows);
-        }
+        for (int i = 0; i < N; i++) { store<Isa>(out[i], Isa::add(sums[i][0], sums[i][1], Isa::all(1.0f)), group, n_rows); }
     }
 }
 
@@ -284,11 +287,25 @@ void multiply(int n, const uint8_t * weights, const void * const * rows, float *
 template <class Isa, class T, int... N>
 constexpr Kernel kernel(std::integer_sequence<int, N...>) {
     if constexpr (kHoldsFloats<T>) {
-        return {T::kName, T::kType, kBlock, 2 * kBlock, size_t(2 * kBlock * Isa::kWidth), sizeof(float) * kBlock,
-                pack_floats<Isa>, copy_floats, multiply<Isa, T, N...>};
+        return {T::kName,
+                T::kType,
+                kBlock,
+                2 * kBlock,
+                size_t(2 * kBlock * Isa::kWidth),
+                sizeof(float) * kBlock,
+                pack_floats<Isa>,
+                copy_floats,
+                multiply<Isa, T, N...>};
     } else {
-        return {T::kName, T::kType, T::kValues, sizeof(typename T::Block), size_t(Layout<Isa, T>::kSuper),
-                sizeof(Activations) * T::kValues / kBlock, pack<Isa, T>, convert<Isa, T>, multiply<Isa, T, N...>};
+        return {T::kName,
+                T::kType,
+                T::kValues,
+                sizeof(typename T::Block),
+                size_t(Layout<Isa, T>::kSuper),
+                sizeof(Activations) * T::kValues / kBlock,
+                pack<Isa, T>,
+                convert<Isa, T>,
+                multiply<Isa, T, N...>};
     }
 }
 

@@ -17,19 +17,19 @@ struct Activations {
     float scale;
     union {
         int32_t start[2];  // minus the sum of either half's values times the offset of the weights; for whole blocks: the first
-        float minus[2];    // for types with minima: minus the sum of either half's (or all) values times `scale`
+        float minus[2];  // for types with minima: minus the sum of either half's (or all) values times `scale`
     };
     int8_t values[kBlock];
 };
 
 // One type of weights. `from`: rows in ggml's layout, of `n_super` blocks of `n_values` values.
 struct Kernel {
-    const char * name;     // as ggml names the type
-    int type;              // enum ggml_type
-    int n_values;          // of a block of the file
-    size_t file_bytes;     // of such a block
-    size_t packed_bytes;   // of `width` such blocks; the last rows of a tensor are filled up with zeros
-    size_t active_bytes;   // of n_values values of a row of activations
+    const char * name;  // as ggml names the type
+    int type;  // enum ggml_type
+    int n_values;  // of a block of the file
+    size_t file_bytes;  // of such a block
+    size_t packed_bytes;  // of `width` such blocks; the last rows of a tensor are filled up with zeros
+    size_t active_bytes;  // of n_values values of a row of activations
 
     // Packs the rows of the groups from `begin` to `end`, of n_rows in all.
     void (*pack)(uint8_t * to, const uint8_t * from, int64_t n_super, int64_t n_rows, int64_t begin, int64_t end);
@@ -45,8 +45,8 @@ struct Kernel {
 struct Instructions {
     const char * name;
     bool (*supported)();  // by this processor
-    int width;            // rows of weights that are interleaved
-    int most;             // rows of activations that one call of multiply takes
+    int width;  // rows of weights that are interleaved
+    int most;  // rows of activations that one call of multiply takes
     const Kernel * kernels;
     size_t n_kernels;
 };

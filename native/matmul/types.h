@@ -39,7 +39,10 @@ inline void nibbles(const uint8_t * packed, int n, uint8_t * codes) {
 struct Q4_0 : Format<4, 0, 8> {
     static constexpr const char * kName = "q4_0";
     static constexpr int kType = 2;
-    struct Block { uint16_t d; uint8_t qs[16]; };
+    struct Block {
+        uint16_t d;
+        uint8_t qs[16];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         nibbles(block.qs, 16, to.codes);
@@ -49,7 +52,10 @@ struct Q4_0 : Format<4, 0, 8> {
 struct Q4_1 : Format<4, 0, 0, 32, true> {
     static constexpr const char * kName = "q4_1";
     static constexpr int kType = 3;
-    struct Block { uint16_t d, m; uint8_t qs[16]; };
+    struct Block {
+        uint16_t d, m;
+        uint8_t qs[16];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         to.minimum = block.m ^ 0x8000;
@@ -64,7 +70,10 @@ inline void fifth_bits(const uint8_t * packed, uint8_t * codes) {
 struct Q5_0 : Format<4, 1, 16> {
     static constexpr const char * kName = "q5_0";
     static constexpr int kType = 6;
-    struct Block { uint16_t d; uint8_t qh[4], qs[16]; };
+    struct Block {
+        uint16_t d;
+        uint8_t qh[4], qs[16];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         nibbles(block.qs, 16, to.codes);
@@ -75,7 +84,10 @@ struct Q5_0 : Format<4, 1, 16> {
 struct Q5_1 : Format<4, 1, 0, 32, true> {
     static constexpr const char * kName = "q5_1";
     static constexpr int kType = 7;
-    struct Block { uint16_t d, m; uint8_t qh[4], qs[16]; };
+    struct Block {
+        uint16_t d, m;
+        uint8_t qh[4], qs[16];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         to.minimum = block.m ^ 0x8000;
@@ -87,7 +99,10 @@ struct Q5_1 : Format<4, 1, 0, 32, true> {
 struct Q8_0 : Format<8, 0, 128> {
     static constexpr const char * kName = "q8_0";
     static constexpr int kType = 8;
-    struct Block { uint16_t d; uint8_t qs[32]; };
+    struct Block {
+        uint16_t d;
+        uint8_t qs[32];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         for (int i = 0; i < 32; i++) to.codes[i] = block.qs[i] ^ 0x80;
@@ -107,7 +122,10 @@ inline void six_bits(const uint8_t * packed, Decoded & to) {
 struct Q4_K : Format<4, 0, 0, 256, true> {
     static constexpr const char * kName = "q4_K";
     static constexpr int kType = 12;
-    struct Block { uint16_t d, dmin; uint8_t scales[12], qs[128]; };
+    struct Block {
+        uint16_t d, dmin;
+        uint8_t scales[12], qs[128];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         to.minimum = block.dmin;
@@ -119,7 +137,10 @@ struct Q4_K : Format<4, 0, 0, 256, true> {
 struct Q5_K : Format<4, 1, 0, 256, true> {
     static constexpr const char * kName = "q5_K";
     static constexpr int kType = 13;
-    struct Block { uint16_t d, dmin; uint8_t scales[12], qh[32], qs[128]; };
+    struct Block {
+        uint16_t d, dmin;
+        uint8_t scales[12], qh[32], qs[128];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         to.minimum = block.dmin;
@@ -136,7 +157,11 @@ struct Q5_K : Format<4, 1, 0, 256, true> {
 struct Q6_K : Format<4, 2, 32, 256, false, true> {
     static constexpr const char * kName = "q6_K";
     static constexpr int kType = 14;
-    struct Block { uint8_t ql[128], qh[64]; int8_t scales[16]; uint16_t d; };
+    struct Block {
+        uint8_t ql[128], qh[64];
+        int8_t scales[16];
+        uint16_t d;
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         std::memcpy(to.scales, block.scales, 16);
@@ -162,7 +187,10 @@ inline void two_bits(const uint8_t * packed, uint8_t * codes) {
 struct Q3_K : Format<2, 1, 4, 256, false, true> {
     static constexpr const char * kName = "q3_K";
     static constexpr int kType = 11;
-    struct Block { uint8_t hmask[32], qs[64], scales[12]; uint16_t d; };
+    struct Block {
+        uint8_t hmask[32], qs[64], scales[12];
+        uint16_t d;
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         for (int i = 0; i < 16; i++) {
@@ -180,7 +208,10 @@ struct Q2_K : Format<2, 0, 0, 256, true, true> {
     static constexpr const char * kName = "q2_K";
     static constexpr int kType = 10;
     static constexpr bool kJoint = true;
-    struct Block { uint8_t scales[16], qs[64]; uint16_t d, dmin; };
+    struct Block {
+        uint8_t scales[16], qs[64];
+        uint16_t d, dmin;
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         to.minimum = block.dmin;
@@ -203,7 +234,10 @@ struct IQ4_XS : Format<4, 0, 128, 256> {
     static constexpr int kType = 23;
     static constexpr int kLargest = 255;
     static constexpr Table kTable = Table::iq4;
-    struct Block { uint16_t d, scales_h; uint8_t scales_l[4], qs[128]; };
+    struct Block {
+        uint16_t d, scales_h;
+        uint8_t scales_l[4], qs[128];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.d;
         for (int i = 0; i < 8; i++) {
@@ -220,7 +254,9 @@ struct MXFP4 : Format<4, 0, 12> {
     static constexpr int kLargest = 24;
     static constexpr Table kTable = Table::mxfp4;
     static constexpr Scale kScale = Scale::e8m0;
-    struct Block { uint8_t e, qs[16]; };
+    struct Block {
+        uint8_t e, qs[16];
+    };
     static void decode(const Block & block, Decoded & to) {
         to.scale = block.e;
         nibbles(block.qs, 16, to.codes);
