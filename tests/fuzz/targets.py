@@ -179,7 +179,7 @@ EXPECTED = (GgufspecError, ApiError, ValidationError)
 
 def try_input(target: Target, data: bytes) -> None:
     """Raises what no caller expects, and AssertionError for an input that takes too long."""
-    if not data:
+    if len(data) < 2:  # that choose what is tried
         return
     began = time.process_time()
     with suppress(*EXPECTED):
