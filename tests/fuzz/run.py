@@ -60,7 +60,7 @@ def main() -> None:
         seeds = [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
         while True:
             run.once(mutated(seeds, random))
-    # Atheris counts nothing in modules that an editable install's loader reads: they come by sys.path.
+    # Atheris counts nothing in modules that the loader of an editable install reads.
     import ggufspec._native
 
     package = Path(str(ggufspec._native.__file__)).parent
@@ -74,7 +74,12 @@ def main() -> None:
         ggufspec.__path__.append(str(package))
         run = Run(name, seconds)
     kept = ROOT / "build/fuzz" / name / "inputs"
-    options = ["-max_len=16384", "-timeout=60", "-rss_limit_mb=4096", "-print_final_stats=0"]
+    options = [
+        "-max_len=16384",
+        "-timeout=60",
+        "-rss_limit_mb=4096",
+        f"-artifact_prefix={kept.parent}/",
+    ]
     atheris.Setup([sys.argv[0], str(kept), str(CORPUS / name), *options], run.once)
     atheris.Fuzz()
 
