@@ -26,7 +26,7 @@ def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
 
 
 def calibrate_draft(pair: Pair) -> None:
-    """The same of the draft with its own draft."""
+    """Measure the draft with its own draft as `calibrate` measures the pair."""
     below, map_below = pair.draft_of_draft or (None, None)
     assert pair.draft is not None
     with pair.lock.held():
@@ -34,14 +34,14 @@ def calibrate_draft(pair: Pair) -> None:
 
 
 def calibrate_all(pair: Pair, progress: NamedProgress | None = None) -> None:
-    """Both, for whatever drafts the texts with a seed will have; `progress`: see calibrate."""
+    """Measure the pair, and the draft with its own draft; `progress`: see calibrate."""
     calibrate(pair, progress)
     if pair.draft is not None and pair.head is None:
         calibrate_draft(pair)
 
 
 def settle(pair: Pair, known: Mapping[str, object] | None = None) -> dict[str, object]:
-    """Have all texts with a seed, at temperature 0 too, begin from the same profile from now on.
+    """Begin all texts with a seed from one profile from now on, also at temperature 0.
 
     `known`: the return value of another engine's `settle`; None: this engine's profile, measured
     now if it was not. Engines in several processes then write equal texts from equal seeds.
@@ -77,7 +77,7 @@ def _measure(
     vocab_map: VocabMap | None,
     progress: NamedProgress | None = None,
 ) -> None:
-    if profile.is_settled:  # asked within the lock: of two threads, the second uses what is found
+    if profile.is_settled:  # checked with the lock held: another thread may have measured
         return
     n_most = profile.costs.n_most
     costs = measured(

@@ -130,7 +130,7 @@ def check_template(source: str) -> None:
 
 
 def conversation(turns: Sequence[str], system: str | None = None) -> list[Message]:
-    """Messages of texts that user and assistant wrote in turn, after the system's."""
+    """Messages from texts that alternate between user and assistant, after a system message."""
     start = [] if system is None else [{"role": "system", "content": system}]
     roles = cycle(("user", "assistant"))
     return [
@@ -140,7 +140,7 @@ def conversation(turns: Sequence[str], system: str | None = None) -> list[Messag
 
 
 def _marked(message: Message) -> tuple[str, Message]:
-    """The text of a message, and the message with a mark at its end."""
+    """The text of a message, and a copy of the message that ends with a mark."""
     content = message["content"] or ""
     if isinstance(content, str):
         return content, {**message, "content": content + _CONTINUED}

@@ -12,10 +12,10 @@ FinishReason = Literal["stop", "length"]
 
 
 class Chunk(NamedTuple):
-    """A piece of the text; `drafted` says for each token whether the draft proposed it.
+    """A piece of the text; `drafted[i]` is true if token i was proposed by the draft.
 
-    `text` may lag behind `tokens`, by part of a character or of a stop string. `logprobs`: of each
-    token, for a generation that was begun with `n_top`.
+    `text` may lag behind `tokens`, by part of a character or of a stop string. `logprobs` has one
+    entry per token if the generation was begun with `n_top`, else none.
     """
 
     text: str

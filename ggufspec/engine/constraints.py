@@ -1,4 +1,4 @@
-"""The sampling of one generation: bans, DRY sequence breakers and what may follow, as token ids."""
+"""Turns the sampling options of one generation into token ids: bans, DRY breakers, constraints."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LeastTokens:
         return np.stack([self._others if n < self._n_least else self._all for n in lengths])
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
-        """How many of `draft` may follow `tokens`, one after the other."""
+        """Length of the longest prefix of `draft` that may follow `tokens`."""
         first = draft[: max(self._n_least - len(tokens), 0)]
         return next((i for i, token in enumerate(first) if token in self._banned), len(draft))
 

@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C 
 
 
 def read_texts(paths: Sequence[str | Path]) -> list[str]:
-    """Raises OptionError, PromptError."""
+    """The contents of UTF-8 files. Raises OptionError, PromptError."""
     if isinstance(paths, str) or not isinstance(paths, Sequence):
         raise OptionError(f"draft_texts is {paths!r}; it must be a list of files")
     files = [validate.path("an entry of draft_texts", path) for path in paths]
@@ -28,7 +28,7 @@ def read_texts(paths: Sequence[str | Path]) -> list[str]:
 def add_texts(
     pair: Pair, texts: Sequence[str], progress: Callable[[str, float], None] | None
 ) -> None:
-    """Let a pair draft from these texts. progress: as that of load."""
+    """Let a pair draft from these texts; `progress` as in `load`."""
     n_done, n_all = 0, sum(map(len, texts))
     for text in texts:
         tokens = array("i")

@@ -25,7 +25,7 @@ _UNSUPPORTED = {"xtc_probability": "xtc", "mirostat": "mirostat"}  # 0 is off
 
 
 class FileSampling(NamedTuple):
-    """The sampling options that a file sets, and a line on each of its values that is not used."""
+    """The sampling options that a file sets, and one line for each value that is ignored."""
 
     options: GenerateOptions
     notes: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ def file_sampling(values: Mapping[str, object]) -> FileSampling:
 
 
 def sampling_text(options: GenerateOptions) -> str:
-    """Such as "temperature 0.7, top-p 0.8"."""
+    """The options as text, such as "temperature 0.7, top-p 0.8"."""
     shown = {**options, "samplers": "; ".join(options.get("samplers", ()))}
     return ", ".join(
         f"{name.replace('_', '-')} {value}" for name, value in shown.items() if value != ""
@@ -58,7 +58,7 @@ def sampling_text(options: GenerateOptions) -> str:
 
 
 def _number(name: str, value: object) -> float:
-    """A number; llama.cpp reads it from text with six decimals, and below top-k 1 all tokens."""
+    """The value as llama.cpp uses it: six decimals; a top-k below 1 keeps all tokens."""
     try:
         number = math.nan if isinstance(value, bool) else round(float(value), 6)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

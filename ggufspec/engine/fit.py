@@ -58,7 +58,7 @@ class LoadOptions:
     draft: DraftFile | None = None
     draft_of_draft: Path | None = None
     n_ctx: int | None = None
-    n_ctx_usual: int | None = defaults.N_CTX  # at most, where n_ctx is None; None: what fits
+    n_ctx_usual: int | None = defaults.N_CTX  # upper bound if n_ctx is None; None: what fits
     n_ctx_draft: int | None = None
     n_batch: int | None = None
     n_draft_max: int = defaults.N_DRAFT_MAX
@@ -68,7 +68,7 @@ class LoadOptions:
     n_gpu_layers_draft: int | None = None
     overrides: Overrides | None = None  # of the target's tensors
     overrides_draft: Overrides | None = None
-    n_cpu_ffn: int | None = None  # as PlacementOptions has it, and where they are given: all layers
+    n_cpu_ffn: int | None = None  # None: chosen, as in PlacementOptions; 0 with `overrides`
     n_cpu_ffn_draft: int = 0
     lora: Adapters = ()
     lora_draft: Adapters = ()
@@ -82,8 +82,8 @@ class LoadOptions:
     mmap: bool = True
     mlock: bool = False
     repack: bool = True
-    op_offload: bool | None = None  # as was given; `offloads` is what holds
-    override_kv: KeyOverrides = ()  # of the target, in `Fit` with those of `rope`
+    op_offload: bool | None = None  # as given by the user; `offloads` is the decision
+    override_kv: KeyOverrides = ()  # of the target; `Fit` adds those of `rope`
     override_kv_draft: KeyOverrides = ()
     rope: Rope = NO_ROPE
     tuned: bool = True
@@ -92,7 +92,7 @@ class LoadOptions:
     ctx_checkpoints: int = defaults.CTX_CHECKPOINTS
     n_rollback: int = 0  # of the target's context
     offloads: bool = True  # see ContextOptions
-    placement: str | None = None  # what was chosen for the user, in a line; None: nothing
+    placement: str | None = None  # one line that tells the user what was chosen; None: nothing was
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
@@ -147,7 +147,7 @@ class Fit:
         n_kept = n_rollback(self._target, options.n_draft_max, options.n_slots)
         self._options = replace(options, n_rollback=n_kept)
         self._gpus = gpus()
-        self._shares, self._is_shorter = list(_SMALLER), False  # of further attempts
+        self._shares, self._is_shorter = list(_SMALLER), False  # for the attempts after the first
         choice(KV_TYPES, options.type_k, "type of the K cache")
         choice(KV_TYPES, options.type_v, "type of the V cache")
         if len(options.tensor_split) > _MOST_GPUS:
@@ -209,12 +209,12 @@ class Fit:
 
     @property
     def _is_open(self) -> bool:
-        """Whether there is a GPU, and its number of layers was left open."""
+        """Whether there is a GPU and the number of its layers is still to be chosen."""
         options = self._options
         return bool(self._gpus) and None in (options.n_gpu_layers, options.n_gpu_layers_draft)
 
     def first(self) -> LoadOptions:
-        """The options, with what was left open chosen by free memory and predicted speed."""
+        """The options; values that were not given are chosen by free memory and predicted speed."""
         if self._options.n_ctx_usual is None:
             n_ctx = longest_context(self._target, self._draft, self._machine(), self._wishes())
             self._options = replace(self._options, n_ctx_usual=n_ctx)
@@ -224,7 +224,7 @@ class Fit:
 
     @property
     def _unused(self) -> str | None:
-        """Why options for GPUs have no effect; None if they have one, or none was given."""
+        """Why options for GPUs have no effect; None if they have one or none was given."""
         options = self._options
         asked = options.n_gpu_layers or options.n_gpu_layers_draft
         if self._gpus or not (asked or options.tensor_split or options.main_gpu is not None):
@@ -232,7 +232,7 @@ class Fit:
         return f"no layers were offloaded: {why_no_gpu()}; see `ggufspec devices`"
 
     def smaller(self, used: LoadOptions) -> LoadOptions | None:
-        """Options that take less memory than those used; None where there is no choice left."""
+        """Options that need less memory than `used`; None if nothing is left to reduce."""
         while self._is_open and self._shares:
             found = self._planned(self._machine(self._shares.pop(0)))
             if replace(found, placement=used.placement) != used:
@@ -258,7 +258,7 @@ class Fit:
         return not self._gpus or times.copying_pays(n_batch)
 
     def predicted(self, n_gpu_layers: Sequence[int], used: LoadOptions, n_most: int) -> Predicted:
-        """The costs of a model and its draft, for passes of up to `n_most` tokens.
+        """Predicted costs of a model and its draft, for passes of up to `n_most` tokens.
 
         n_gpu_layers: of the model and of all below it, down to the draft of the draft. used: the
         options that they were loaded with.
@@ -354,13 +354,13 @@ class Fit:
 
 
 def _with_rope(header: Header, options: LoadOptions) -> LoadOptions:
-    """The options with `rope` as overrides, too; what override_kv says of a key comes after."""
+    """The options with `rope` added to the overrides; a key in override_kv takes precedence."""
     keys = (*options.rope.overrides(header.architecture), *options.override_kv)
     return replace(options, override_kv=tuple({each.key: each for each in keys}.values()))
 
 
 def _kept(shape: ModelShape, header: Header, overrides: Overrides | None) -> ModelShape:
-    """The shape with what given overrides keep on the CPU. Raises OptionError for wrong ones."""
+    """The shape with the tensors that overrides keep on the CPU. Raises OptionError."""
     if not overrides:
         return shape
     check_buffers(overrides, buffer_types())

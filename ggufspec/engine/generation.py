@@ -58,10 +58,10 @@ class Generation:
     ) -> None:
         """`tokens`: as Engine.tokenize returns them. `seed`, `progress`: instead of the options'.
 
-        `n_top`: chunks have the log-probabilities of their tokens and of the so many likeliest
-        instead, before sampling, from the logits that verify the draft. None: they have none.
-        `prompt_logprobs`: the same of the first tokens of the prompt (at least one), if those of
-        the others are to be found; needs `n_top`.
+        `n_top`: chunks have log-probabilities of their tokens and of the `n_top` likeliest tokens
+        at each position, before sampling, from the logits that verify the draft; None: no
+        log-probabilities. `prompt_logprobs`: those already known of the first prompt tokens (at
+        least one); the rest of the prompt is then scored too. Needs `n_top`.
 
         Raises OptionError, DecodeError, ClosedError.
         """
@@ -72,18 +72,18 @@ class Generation:
         self.is_reading = True  # its prompt is not processed yet
         self.has_begun = False  # it has a slot
         self.session: LlamaSession  # of the target, once it has begun
-        self.chunks: deque[Chunk] = deque()  # not taken yet
+        self.chunks: deque[Chunk] = deque()  # not yet taken by the caller
         self.rounds: list[Round] = []
         self.lock = pair.lock
         self._pair = pair
         self._prompt = tokens
         self._n_top = n_top
         self.n_prompt = len(tokens)
-        # Of its tokens, as far as they are known; complete before the text begins.
+        # Log-probabilities of the prompt's tokens that are known; all are, before the text begins.
         self.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
         self.arrived_at = perf_counter()
-        self._all_tokens = array("i", tokens)  # with the text, and its stop token
-        self._n_reused = 0  # tokens of the prompt that the target held
+        self._all_tokens = array("i", tokens)  # prompt, text, and the token that ended it
+        self._n_reused = 0  # prompt tokens whose cells the target already had
         self._lease = SlotLease(pair.slots)
         below = pair.draft_of_draft
         drafter_name = options.drafter_name(
@@ -132,11 +132,11 @@ class Generation:
         self._decode_seconds_before = self._decode_seconds = 0.0
 
     def ask(self, n_sharers: int = 1, n_most: int | None = None) -> Ask | None:
-        """What it needs of the target next; None: nothing in this pass, or the text is over.
+        """The next Ask to the target; None: nothing in this pass, or the text is over.
 
-        The same again until it is answered. `n_sharers`: how many texts have the pass together.
-        `n_most`: the most tokens of its prompt in the pass; None: as many as a batch takes. In a
-        call without an answer, a draft model may process as many.
+        Returns the same Ask until it is answered. `n_sharers`: number of texts in the pass.
+        `n_most`: maximum prompt tokens in the pass; None: as many as a batch takes. A call that
+        returns None may let a draft model process that many prompt tokens.
         """
         if self._asked is not None or self.is_over:
             return self._asked
@@ -197,7 +197,7 @@ class Generation:
             raise
 
     def _shift(self) -> None:
-        """Go on without a part of the text, and read what is left."""
+        """Drop the older part of a text that fills the context, and read the rest again."""
         self._room.shift(self._all_tokens)
         self._loop.close()
         self._loop = self._continued(n_end=self._room.n_end)
@@ -211,7 +211,7 @@ class Generation:
         constraint = self._constraint
         is_complete = constraint is not None and constraint.is_over(self._all_tokens)
         self.finish_reason = "stop" if is_complete else "length"
-        self._write_run((), (), drafted=False)  # the text that was held back
+        self._write_run((), (), drafted=False)  # flush text that was held back
         self.end()
 
     def end(self) -> None:
@@ -234,7 +234,7 @@ class Generation:
             self._pair.profile_of_draft.keep(self._policy_of_draft, self._temperature)
 
     def close(self) -> None:
-        """End it from outside: waits for a round that another thread has under way.
+        """End the generation, after any round that another thread is computing.
 
         Raises OptionError in a progress callback.
         """
@@ -244,7 +244,7 @@ class Generation:
 
     @property
     def is_scoring(self) -> bool:
-        """Whether log-probabilities of its prompt are still to be found."""
+        """Whether log-probabilities of the prompt are still to be computed."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.n_prompt
 
     @property
@@ -312,7 +312,7 @@ class Generation:
         return drafter, self._continued(n_end=self._room.n_end)
 
     def _stage(self, materials: drafters.Materials, options: CheckedOptions) -> drafters.Stage:
-        """How the draft model's tokens are drafted: by its own draft, else by n-grams."""
+        """The drafting of the draft model's own tokens: by its draft, else from n-grams."""
         verify_uniforms, draft_uniforms = stage_streams(self.seed)
         below = replace(
             materials,
@@ -348,7 +348,7 @@ class Generation:
 
     @property
     def _draft_reads_ahead(self) -> bool:
-        """Whether a draft model has to process the prompt before the first round."""
+        """Whether a draft model must process the prompt before the first round."""
         if not (self._has_model or self._has_third_model):
             return False
         # A head reads hidden states, which the target does not keep.

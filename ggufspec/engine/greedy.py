@@ -48,7 +48,7 @@ class Divergence:
 
     @property
     def gap(self) -> float:
-        """What rounding has to explain.
+        """The gap that rounding must account for, in logits.
 
         Plain decoding reads token by token, so its gap is at most one change away from the other
         text's choice. Batches of the sizes that are read here are up to two changes away.
@@ -58,7 +58,7 @@ class Divergence:
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether rounding explains it."""
+        """Whether rounding accounts for the difference."""
         return self.gap <= self.rounding
 
     @property
@@ -133,9 +133,9 @@ def _read(
 def _in_batches(
     engine: Engine, before: Sequence[int], text: Sequence[int]
 ) -> Iterator[tuple[int, Logits]]:
-    """Logits from some indices of `text` on, of each position by batches of several sizes.
+    """Yields (index in `text`, logits from there on) for batches of several sizes.
 
-    Where drafts may be trees, beside branches of other tokens, too.
+    For engines that draft trees, some batches also hold branches of other tokens.
     """
     for n_rows in (each for each in _N_ROWS if each <= engine.n_draft_max + 1):
         for n in (len(text), len(text) - n_rows):  # of two batches, one is read without its logits

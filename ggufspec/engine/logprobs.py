@@ -68,7 +68,7 @@ def entry_of(token: int, logprob: float | None, vocab: Vocab) -> Logprob:
 def logprobs_of_rows(
     rows: Sequence[NDArray[np.float32]], tokens: Sequence[int], n_top: int | None, vocab: Vocab
 ) -> tuple[TokenLogprobs, ...]:
-    """Of each token, by the logits that it was drawn from; none without `n_top`."""
+    """One entry per token, from the logits that it was drawn from; () if `n_top` is None."""
     if n_top is None:
         return ()
     return tuple(

@@ -31,7 +31,7 @@ class MessageForms:
         self._answers: dict[str, bool] = {}
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages for the template. Raises PromptError for what are none."""
+        """The messages for the template. Raises PromptError for malformed messages."""
         _check(messages)
         made: list[Message] = []
         rest = [self._message(message) for message in messages]
@@ -135,7 +135,7 @@ class MessageForms:
         return not self._takes_call("a", reasoning="b") and self._takes_call("", reasoning="b")
 
     def _takes(self, role: str, content: object) -> bool:
-        """Whether a content of this kind is written: a text, or parts."""
+        """Whether the template writes a content of this kind: a text, or parts."""
         said = {"role": role, "content": content}
         messages: list[Message] = [_USER, said, _USER]
         if role == "tool":
@@ -166,7 +166,7 @@ class MessageForms:
         return writes(_ARGUMENTS) or not writes(_TEXT)
 
     def _writes(self, messages: Sequence[Message], tools: Tools | None = None) -> bool:
-        """Whether the needle is in the text, and nothing is written as Python or JSON shows it."""
+        """Whether the text has the needle, and no value in Python's or JSON's notation."""
         if tools is None:
             tools = [_TOOL] if any(message["role"] == "tool" for message in messages) else []
         key = json.dumps([messages, tools])

@@ -45,7 +45,7 @@ class GenerateOptions(TypedDict, total=False):
     dry_penalty_last_n: int  # tokens that DRY looks back on; 0: off, -1: all
     dry_sequence_breakers: Sequence[str]  # texts at which DRY restarts its search
     logit_bias: Mapping[int, float]  # added to the logits of tokens; -inf bans one
-    samplers: Sequence[str]  # which, and in what order
+    samplers: Sequence[str]  # in this order
 
     max_tokens: int | None  # None: until the model stops or the context is full
     n_draft: int | str  # maximum drafted tokens per round; "auto": chosen in each round
@@ -61,14 +61,14 @@ class GenerateOptions(TypedDict, total=False):
     stop_tokens: Collection[int] | None  # further token ids that end the generation
     ignore_eos: bool  # ban the tokens that end a text
     shown_tokens: Collection[int]  # control tokens whose names are written into the text
-    min_tokens: int  # tokens before which none that ends a text is allowed
-    # Where the context is full, go on without the older half of the text, but for the first n_keep
-    # tokens (negative: the prompt). Not in texts with a constraint or min_tokens.
+    min_tokens: int  # minimum number of tokens before an end token is allowed
+    # When the context is full, drop the older half of the text but keep the first n_keep tokens
+    # (negative: the prompt). Not with a constraint or min_tokens.
     context_shift: bool
     n_keep: int
-    # Such as "auto", "none". None: auto; for a fixed n_draft: staged if the draft has one, model.
+    # None: "auto"; with a fixed n_draft "staged" if the draft has its own draft, else "model".
     drafter: str | None
-    # What the text may be, such as a file before an edit: drafted from, also after departures.
+    # A guess of the text, such as a file before an edit: n-grams draft from it.
     prediction: str | Sequence[int] | None
     verify: str  # "traversal", "rejection", "match"
     progress: NamedProgress | None  # ("target", "draft", "costs" or "vocabulary", done, of)

@@ -32,7 +32,7 @@ class DraftOfDraft(NamedTuple):
 
 
 class Pair:
-    """What the texts of an engine share. Its users hold the lock while they decode.
+    """State that the texts of an engine share. Callers hold the lock while they decode.
 
     The models are freed by `close`, and once nothing refers to the pair.
     """
@@ -72,7 +72,7 @@ class Pair:
         self.slots = Slots(target, draft, vocab_map, below, map_below, PromptCache(n_cache_bytes))
         self.stored_profile = stored_profile or StoredProfile()
         self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
-        # Of the draft as a target of its own draft: each text has its passes alone.
+        # The draft as the target of its own draft; each of its passes serves one text.
         self.n_rows_draft = self.draft.n_rows if self.draft else 1
         self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
         self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
@@ -97,20 +97,20 @@ class Pair:
 
     @property
     def contexts(self) -> list[Context]:
-        """Of the target, the draft, and the draft's draft."""
+        """The contexts of the target, the draft, and the draft's own draft."""
         below = self.draft_of_draft and self.draft_of_draft.context
         return [context for context in (self.target, self.draft, below) if context]
 
     @property
     def text_keys(self) -> Sequence[dict[str, object] | None]:
-        """What saved texts depend on, for each of the sessions of a slot."""
+        """Per session of a slot: the facts that a saved text must match to be restored."""
         below = self.draft_of_draft and self.draft_of_draft.context
         contexts = self.target, self.draft, below
         return [None if each is None else text_key(each) for each in contexts]
 
     @property
     def chains_only(self) -> str | None:
-        """Why drafts for this target have no branches; None: they may have some."""
+        """Why drafts for this target cannot be trees; None: they can."""
         if self.target.n_leaves > 1:
             return None
         model = self.target.model
@@ -145,14 +145,14 @@ class Pair:
         return options.n_draft
 
     def tokens_inside(self, text: str) -> list[int]:
-        """The token ids of a text as a part of another one, if the tokenizer can give them."""
-        # One that cannot puts a space before it: the other tokens are right.
+        """The token ids of a text in the middle of another text, as far as the tokenizer allows."""
+        # Some tokenizers add a space before it, which makes only the first tokens differ.
         return self.vocab.tokenize_inside(text) or self.vocab.tokenize(
             text, add_special=False, parse_special=False
         )
 
     def prediction(self, options: CheckedOptions) -> Sequence[int]:
-        """The tokens of a text that is predicted; none if none is. Raises OptionError."""
+        """The tokens of the predicted text; empty without one. Raises OptionError."""
         found = options.prediction or ()
         if isinstance(found, str):
             found = self.tokens_inside(found)
@@ -182,7 +182,7 @@ class Pair:
         return sum(context.decode_seconds for context in self.contexts)
 
     def forget(self) -> None:
-        """Empty the KV caches, and forget what was written before."""
+        """Empty the KV caches, and forget earlier texts."""
         with self.lock.held():
             self.slots.forget()
             self.texts.forget()

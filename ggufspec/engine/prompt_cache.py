@@ -12,13 +12,13 @@ from ggufspec.llama.devices import free_memory
 from ggufspec.llama.saved_text import SavedText
 
 _MIB = 2**20
-_RATE = 0.3  # of learning what copies and reading cost
-_N_TIMED = 32  # tokens of a prompt that says what reading costs
+_RATE = 0.3  # weight of a new measurement of copying or reading
+_N_TIMED = 32  # minimum prompt tokens for a measurement of reading
 
 
 @dataclass(frozen=True, eq=False)
 class CachedText:
-    """What the sessions of a slot held of a text: target, draft, draft of the draft."""
+    """Copies of a text's state in the sessions of a slot: target, draft, draft of the draft."""
 
     tokens: array[int]  # of the target
     saved: Sequence[SavedText | None]
@@ -28,12 +28,12 @@ class CachedText:
         return sum(each.n_bytes for each in self.saved if each is not None)
 
     def n_usable(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the start of a text the target need not decode with it."""
+        """Length of the prefix of `tokens` that the target need not decode with this copy."""
         target = self.saved[0]
         return target.n_usable(tokens) if target is not None else 0
 
     def replaces(self, other: CachedText) -> bool:
-        """Whether it is of as much use to each text that `other` is of use to."""
+        """Whether it can serve every text that `other` can serve, as well as that."""
         return self.n_usable(other.tokens) == len(other.tokens)
 
 
@@ -68,10 +68,10 @@ class PromptCache:
             del self._texts[0]
 
     def take(self, tokens: Sequence[int], n_known: int) -> CachedText | None:
-        """The text that most of `tokens` can go on from, if copying it is faster than reading.
+        """Remove and return the text with the longest usable prefix of `tokens`.
 
-        `n_known`: tokens at the start of `tokens` that need not be read without it. It is no longer
-        in the cache.
+        None if copying it would be slower than reading. `n_known`: length of the prefix that need
+        not be read without it.
         """
         tokens = token_array(tokens)
         best = max(self._texts, key=lambda text: text.n_usable(tokens), default=None)
@@ -85,11 +85,11 @@ class PromptCache:
         return best
 
     def observe_copy(self, n_bytes: int, seconds: float) -> None:
-        """Copying so many bytes took that long."""
+        """Learn that copying `n_bytes` took `seconds`."""
         self._copy_seconds = _learned(self._copy_seconds, seconds / max(n_bytes, 1))
 
     def observe_reading(self, n_tokens: int, seconds: float) -> None:
-        """Target and drafts have read so many tokens of a prompt in that time."""
+        """Learn that target and drafts read `n_tokens` of a prompt in `seconds`."""
         if n_tokens >= _N_TIMED:
             self._read_seconds = _learned(self._read_seconds, seconds / n_tokens)
 
@@ -99,7 +99,7 @@ class PromptCache:
 
 
 def n_cache_bytes(cache_ram: int | None) -> int:
-    """Bytes for a cache of so many MiB; None: a share of the memory that is free now."""
+    """Bytes of a cache of `cache_ram` MiB; None: a share of the memory that is free now."""
     if cache_ram is not None:
         return cache_ram * _MIB
     return min(defaults.CACHE_RAM * _MIB, (free_memory() or 0) // 4)

@@ -1,4 +1,4 @@
-"""What a generation asks for its prompt: pieces that target and drafts process, and scores."""
+"""Processes the prompt of a generation in pieces, on target and drafts, and scores its tokens."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ggufspec.llama.head import HeadSession
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession, Piece
 
-# An Ask, and None after its answer; further ones for pieces that only a draft processes.
+# Yields an Ask and, after its answer, None; also None for pieces that only a draft processes.
 Pieces = Generator[Ask | None, Scored | None, None]
 
 
 class Reading:
-    """A prompt that is processed. It holds the numbers that the next pass depends on."""
+    """A prompt that is being processed, with the numbers that the next pass depends on."""
 
     def __init__(self, pair: Pair, prompt: Sequence[int], progress: NamedProgress | None) -> None:
         self.n_most = pair.target.n_batch  # tokens for the next pass
-        self.n_sharers = 1  # texts that have it together
-        self.n_reused = 0  # tokens that the target held
-        self.n_left = 0  # tokens that are left to the pass of the first round
-        # What a draft on another device may decode during the pass.
+        self.n_sharers = 1  # texts in the pass
+        self.n_reused = 0  # tokens whose cells the target already had
+        self.n_left = 0  # last tokens, which the pass of the first round processes
+        # Work for a draft on another device, which runs during the pass.
         self.beside: Piece | None = None
         self._pair = pair
         self._prompt = prompt
@@ -42,10 +42,11 @@ class Reading:
         found: list[TokenLogprobs] | None,
         n_top: int | None,
     ) -> Pieces:
-        """Have the target process the prompt but for its last token, and `drafts`, by name.
+        """Have the target, and `drafts` by name, process all but the last token of the prompt.
 
-        Without drafts, the last tokens are left to the pass of the first round: `n_left`.
-        `found`: log-probabilities of the first tokens, of all at the end; None: of no token.
+        Without drafts, the last `n_left` tokens are left to the pass of the first round.
+        `found`: log-probabilities of the first tokens, to which the others are appended; None: none
+        are computed.
         `uses_head`: a head drafts for the text.
         """
         head = self._pair.head
@@ -106,7 +107,7 @@ class Reading:
                 head.read(tokens)
 
     def end(self) -> None:
-        """The tokens that were left to a pass have been processed."""
+        """Report the last `n_left` tokens as processed."""
         if self._progress is not None and self.n_left:
             n = self._sizes.get("target", self.n_left)
             self._progress("target", n, n)

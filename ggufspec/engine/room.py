@@ -1,4 +1,4 @@
-"""How many tokens a text may have, and what is dropped of it where the context is full."""
+"""Limits the tokens of a text, and chooses which to drop when the context is full."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ggufspec.engine.options import CheckedOptions
 
 
 class Room:
-    """n_end: tokens of the text, prompt included, at which it ends or is shifted.
+    """n_end: number of tokens, prompt included, at which the text ends or is shifted.
 
-    n_dropped: tokens that were dropped of it so far.
+    n_dropped: tokens dropped so far.
     """
 
     def __init__(
@@ -28,14 +28,14 @@ class Room:
 
     @property
     def can_shift(self) -> bool:
-        """Whether more tokens are wanted than the context has room for."""
+        """Whether the text may continue beyond the context, by dropping older tokens."""
         return self.n_end < self._n_wanted
 
     def shift(self, tokens: array[int]) -> None:
-        """Drop the older half of a text, but for the first tokens, which are kept.
+        """Drop the older half of a text, except the first tokens.
 
-        What is left is read anew, so the next tokens are those of the model after that text.
-        (llama.cpp moves the cells that it holds, which were computed with what is dropped.)
+        The remaining tokens are processed again, so the next token has the model's distribution
+        after them. (llama.cpp moves its cells instead, which depend on the dropped tokens.)
         """
         n = (len(tokens) - self._n_keep) // 2
         del tokens[self._n_keep : self._n_keep + n]

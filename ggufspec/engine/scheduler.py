@@ -1,4 +1,4 @@
-"""Composes the passes of the target: for all texts of an engine, whichever threads they are of."""
+"""Composes the passes of the target, for all texts of an engine and of all threads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.session import PreparedScore
 
-_MOST_WAITED = 0.8  # seconds; a piece is made to take about half of that
-_MOST_ALONE = 1.0  # the same where no text waits; but one may come, and Ctrl-C on a GPU
+_MOST_WAITED = 0.8  # seconds that other texts wait for a piece; it is sized for half of that
+_MOST_ALONE = 1.0  # seconds of a piece if no text waits: a new one, or Ctrl-C, may come
 # Fewer prompt tokens in a pass take longer for each: 16 of Qwen 1.5B Q4_0 13 ms, 32 11 ms. Flash
 # attention on CPUs takes longer for fewer than 64 together than for 64: SmolLM2 after 4,096 tokens
 # 16 and 32 14 ms each, 64 and more 6 ms; without flash attention 32 and more 5 ms.
 _LEAST_PIECE, _LEAST_PIECE_FLASH = 32, 64
 _N_SAME = 16  # passes of the same sizes for which a decision holds
-# A thread that has taken a chunk usually asks for the next one at once: until then its text may
-# have so many passes beside those of others, and no other text begins in its slot for so many
-# seconds.
+# A thread that has taken a chunk usually asks for the next one at once. Until then its text may be
+# advanced in this many passes of others, and its slot is kept for this many seconds.
 _MOST_AHEAD, _SECONDS_AWAY = 2, 0.1
 _SECONDS_BETWEEN = 0.002  # until a thread without a slot tries again
-# A thread that has computed a pass for others sleeps until they have taken their chunks, for so
-# many seconds at most: it would have the lock again before they wake.
+# A thread that has computed a pass for others sleeps until they have taken their chunks, at most
+# this many seconds: else it would take the lock again before they wake.
 _SECONDS_GIVEN, _SECONDS_ASLEEP = 0.005, 0.0001
 # For each token of a prompt, the time within which a later, shorter prompt is processed first:
 # about what a large model takes for a token on a CPU.
@@ -42,10 +41,10 @@ Asks = list[tuple[Generation, Ask]]
 
 @dataclass
 class _Wanted:
-    """A generation that a thread waits for, or did when it `asked_at` last."""
+    """A generation, and when a thread last asked for it (`asked_at`)."""
 
     is_waiting: bool = True
-    n_ahead: int = 0  # passes since then
+    n_ahead: int = 0  # passes in which it was advanced since then
     asked_at: float = field(default_factory=perf_counter)
 
 
@@ -58,7 +57,7 @@ class Scheduler:
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
-        # Of threads. Weak: a generation that is dropped without `close` does not keep its slot.
+        # Weak: a generation that is dropped without `close` does not keep its slot.
         self._wanted: WeakKeyDictionary[Generation, _Wanted] = WeakKeyDictionary()
         self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
         # Prompt tokens of a pass, beside other texts and alone.
@@ -72,7 +71,7 @@ class Scheduler:
     def step(self, generations: Sequence[Generation]) -> Failures:
         """Run a round of each generation in progress, and process pieces of prompts.
 
-        The text is added to their `chunks`. Returns those that failed, and why; the others go on.
+        Adds chunks to the generations. Returns the failed ones with their errors.
         """
         with self._pair.lock.held():
             self._advance(generations)
@@ -80,7 +79,7 @@ class Scheduler:
         return [(each, self._failed.pop(each)) for each in failed]
 
     def advance(self, generation: Generation) -> None:
-        """The same of one generation, unless another thread has done it. Raises its error.
+        """Advance one generation, unless another thread has done so. Raises its error.
 
         The generations of other threads that wait in this method, or were in it just before, are
         advanced in the same pass.
@@ -106,7 +105,7 @@ class Scheduler:
             wanted.is_waiting, wanted.asked_at = False, perf_counter()
 
     def _are_waiting(self, others: Sequence[Generation]) -> bool:
-        """Whether threads wait for some that have chunks by now."""
+        """Whether threads wait for generations that have chunks by now."""
         with_chunks = [self._wanted.get(each) for each in others if each.chunks]
         return len([1 for each in with_chunks if each is not None and each.is_waiting]) > 0
 
@@ -122,7 +121,7 @@ class Scheduler:
         return found
 
     def _advance(self, generations: Sequence[Generation]) -> bool:
-        """Whether one could be advanced: not where all wait for a slot."""
+        """Advance what can be advanced; false if all generations wait for a slot."""
         alive = [each for each in dict.fromkeys(generations) if not each.is_over]
         for generation, scored in self._scored(self._asks(alive)):
             try:
@@ -154,13 +153,13 @@ class Scheduler:
                 generation.close()
 
     def _asks(self, alive: Sequence[Generation]) -> Asks:
-        """What goes into the next pass: rounds of texts, and pieces of prompts beside them."""
+        """The Asks of the next pass: rounds of texts, and pieces of prompts beside them."""
         target, asks = self._pair.target, Asks()
         writing = [each for each in alive if not each.is_reading]
         reading = sorted([each for each in alive if each.is_reading], key=_turn)
         n_most = target.n_batch - target.n_rows * len(alive)
         n_most = max(min(n_most, self._n_piece if writing else self._n_alone), self._n_least)
-        # No generator that is left in its middle, at whose end Ctrl-C would be lost.
+        # Not a generator: Ctrl-C would be lost if it came while an unfinished one is closed.
         for generation in [*writing, *reading]:
             if is_reading := generation.is_reading:
                 # Two generations in one slot would process their texts again at each round: one
@@ -178,7 +177,7 @@ class Scheduler:
             if ask is not None:
                 asks.append((generation, ask))
                 n_most -= ask.n_read
-                if is_reading and ask.wants_rows:  # it writes in this pass
+                if is_reading and ask.wants_rows:  # its prompt ends in this pass
                     n_most = min(n_most, self._n_piece)
         return asks
 
@@ -186,13 +185,13 @@ class Scheduler:
         return min(slot.n_users for slot in self._pair.slots) == 0
 
     def _is_first(self, alive: Sequence[Generation]) -> bool:
-        """Whether no text of these, or of a thread that asked just before, has a slot."""
+        """Whether no text has a slot, among `alive` and those asked for just before."""
         since = perf_counter() - _SECONDS_AWAY
         here = [each for each, of in list(self._wanted.items()) if of.asked_at > since]
         return not [each for each in (*alive, *here) if each.has_begun and not each.is_over]
 
     def _scored(self, asks: Asks) -> Iterator[tuple[Generation, Scored]]:
-        """The answers; each is valid until the next is asked for."""
+        """Yields the answers; each is valid until the next one is taken."""
         together = self._prepared(asks)
         sizes = [len(part.tokens) for part in together]
         start = perf_counter()
@@ -226,7 +225,7 @@ class Scheduler:
                 yield generation, scored
 
     def _alone(self, generation: Generation, ask: Ask) -> Scored:
-        """The answer by a pass of its own."""
+        """Answer an Ask with a pass of its own."""
         session, beside = generation.session, generation.reading.beside
         if ask.wants_rows:
             return timed(session, ask)
@@ -248,7 +247,7 @@ class Scheduler:
         return n_piece
 
     def _prepared(self, asks: Asks) -> Sequence[BatchPart]:
-        """The parts of a pass for all of them; none if they cannot have one together."""
+        """The parts of one pass for all Asks; empty if they cannot share a pass."""
         target = self._pair.target
         if len(asks) < 2 or not target.can_share_passes:
             return ()
@@ -271,13 +270,13 @@ class Scheduler:
             return self._was_faster
         curve = self._pair.profile.costs.curve  # interpolated anew after each pass: 0.1 ms
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
-        # Of a piece of a prompt that is longer than the curve, a token more costs little.
+        # Beyond the measured sizes, an extra prompt token is cheap.
         self._was_faster = max(sizes) > len(curve) or cost[0] < sum(cost[1:])
         self._sizes, self._n_same = sizes, 0
         return self._was_faster
 
     def _decode(self, parts: Sequence[BatchPart]) -> bool:
-        """Whether the pass over all succeeded; if not, each has a pass of its own."""
+        """Decode one pass over all parts; false if it failed, and each needs its own pass."""
         try:
             self._pair.target.decode_together(parts)
         except DecodeError:
@@ -286,5 +285,5 @@ class Scheduler:
 
 
 def _turn(generation: Generation) -> float:
-    """When its prompt is processed, relative to others: short ones that came later go first."""
+    """Sort key of its prompt: arrival plus a delay by length, so shorter ones may go first."""
     return generation.arrived_at + _SECONDS_OVERTAKEN * generation.n_prompt

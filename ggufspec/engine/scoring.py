@@ -1,4 +1,4 @@
-"""What measurements need of an engine: logits of given texts, their sampling, the draft alone."""
+"""Logits of given texts, their sampling, and the draft alone, for measurements."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def logits(
 ) -> Iterator[Logits]:
     """Logits before each token of `text`, which follows `prompt`: pieces (n, n_vocab).
 
-    `whose`: "target" or "draft". Each piece is a copy, from one batch of `n_together` rows (the
-    last: of what is left): 1 is plain decoding, more is a verification; at most n_draft_max + 1
-    of the target, 1 of the draft. `n_beside` (of the target): a branch of so many other tokens is
-    in each batch, too, so that the text is the second branch of a tree.
+    `whose`: "target" or "draft". Each piece is a copy of the rows of one batch of `n_together`
+    tokens, or fewer in the last one: 1 as in plain decoding, more as in verification; at most
+    n_draft_max + 1 for the target, 1 for the draft. `n_beside` (target only): each batch also has a
+    branch of `n_beside` other tokens, so that the text is the second branch of a tree.
     Raises OptionError, DecodeError, ClosedError.
     """
     if whose not in ("target", "draft") or (whose == "draft" and pair.draft is None):
@@ -50,9 +50,9 @@ def logits(
 def reprocessed(
     pair: Pair, prompt: Sequence[int], text: Sequence[int], n_rows: int
 ) -> Iterator[tuple[int, Logits]]:
-    """The target's logits (n_rows, n_vocab) from some indices of `text` on, with those indices.
+    """Yields (i, the target's logits (n_rows, n_vocab) for `text[i:]`) for several i.
 
-    It is read from its start, as a prompt is: in batches of 2 * n_rows tokens.
+    The text is processed from its start, like a prompt, in batches of 2 * n_rows tokens.
     Raises DecodeError, ClosedError.
     """
     pair.forget()
@@ -65,7 +65,7 @@ def reprocessed(
 def _rows(
     pair: Pair, tokens: array[int], start: int, n_rows: int, whose: str, n_beside: int = 0
 ) -> Logits:
-    """A copy of the logits before `n_rows` tokens from `start` on, as far as there are tokens."""
+    """A copy of the logits before tokens `start` to `start + n_rows`, or to the last token."""
     ahead = tokens[start : min(start + n_rows, len(tokens)) - 1]
     with pair.lock.held():
         slot = pair.slots.nearest(tokens[:start])
@@ -84,7 +84,7 @@ def _rows(
 
 
 def sampling(engine: Engine, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> Sampling:
-    """What turns logits into distributions when `prompt` is continued with these options.
+    """The sampling that a continuation of `prompt` with these options uses.
 
     Raises OptionError.
     """
@@ -95,8 +95,8 @@ def sampling(engine: Engine, prompt: Sequence[int], **options: Unpack[GenerateOp
 def draft_alone(engine: Engine) -> Engine:
     """An engine that generates with the draft of another one alone, in the same memory.
 
-    Valid until that one closes. Generations of the two may alternate, each after a `forget` of the
-    other. Raises OptionError where there is no draft.
+    Valid until `engine` is closed. The two engines may generate in turns; call `forget` on one
+    before the other generates. Raises OptionError if there is no draft.
     """
     pair = engine.pair
     if pair.draft is None:

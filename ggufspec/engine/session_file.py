@@ -1,4 +1,4 @@
-"""A saved text on the disk: what target and drafts held of it, and which models they are."""
+"""Reads and writes saved texts: the state of target and drafts, with the models' hashes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SessionFacts(NamedTuple):
 
 
 def write(path: Path, text: CachedText, keys: Keys) -> SessionFacts:
-    """Write a text to a file: afterwards it is whole, or as it was before. Raises CacheError."""
+    """Write a text to a file atomically. Raises CacheError."""
     if is_stream(path):
         raise CacheError(f"{path} is no file that can be replaced; name another one")
     digest = hashlib.sha256()
@@ -65,8 +65,8 @@ def write(path: Path, text: CachedText, keys: Keys) -> SessionFacts:
 def read(path: Path, keys: Keys, n_ctx: int) -> tuple[CachedText, int]:
     """The text of a file and the file's size.
 
-    Of a draft model that is not the one saved, nothing is returned: it reads the text anew. Raises
-    SessionError for a file that is damaged, or of another target, head or version.
+    The state of another draft model than the saved one is left out: that draft reads the text
+    again. Raises SessionError for a damaged file, or another target, head or version.
     """
     what = f"the session file {path.name}"
     try:
@@ -83,7 +83,7 @@ def read(path: Path, keys: Keys, n_ctx: int) -> tuple[CachedText, int]:
 
 
 def restore(text: CachedText, slot: Slot, path: Path) -> None:
-    """Copy the text of a file into a slot. Raises SessionError, after which it holds nothing."""
+    """Copy the text of a file into a slot. Raises SessionError, which leaves the slot empty."""
     try:
         slot.restore(text)
     except DecodeError as error:
@@ -138,7 +138,7 @@ def _read(file: BufferedReader, n_bytes: int, keys: Keys, n_ctx: int, what: str)
 
 
 def _check(models: Sequence[object], keys: Keys, what: str) -> Sequence[bool]:
-    """Which of the sessions can be used. Raises SessionError."""
+    """For each session, whether its saved state can be used. Raises SessionError."""
     wanted = [found == key and key is not None for found, key in zip(models, keys, strict=True)]
     for found, key, is_wanted, role in zip(models, keys, wanted, _ROLES, strict=True):
         is_needed = key is not None and (role == "target" or key["is_head"])
@@ -156,7 +156,7 @@ def _check(models: Sequence[object], keys: Keys, what: str) -> Sequence[bool]:
 
 
 class _Sizes(NamedTuple):
-    """What a header says of a session."""
+    """The sizes of one session's state, from the header."""
 
     n_tokens: int
     n_cells: int  # bytes
@@ -186,7 +186,7 @@ class _Sizes(NamedTuple):
         )
 
     def read(self, file: BufferedReader, digest: Any) -> SavedText:
-        """What was saved; `digest` is told its bytes."""
+        """The saved text, read from `file`; its bytes are added to `digest`."""
         tokens = _array(file, 4 * self.n_tokens, digest).view(np.int32)
         cells = _array(file, self.n_cells, digest)
         checkpoints = [(n, _array(file, size, digest)) for n, size in self.checkpoints]
@@ -225,7 +225,7 @@ def _parts(text: CachedText) -> Iterator[memoryview]:
 
 
 def _array(file: BufferedReader, size: int, digest: Any) -> NDArray[np.uint8]:
-    """The next bytes of a file that has as many."""
+    """The next `size` bytes of a file, which has that many."""
     data = np.empty(size, np.uint8)
     for start in range(0, size, _PIECE):
         piece = data[start : start + _PIECE]

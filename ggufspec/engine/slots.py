@@ -1,4 +1,4 @@
-"""Slots: sequences of target and drafts, and which generation uses which."""
+"""Slots: sequences of target and drafts, each used by one generation at a time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ggufspec.llama.vocab_map import VocabMap
 # A prompt continues a slot if it begins with nearly all of its last prompt. Chat templates of
 # reasoning models drop the last tokens of an earlier prompt ("<think>", 4 tokens at most).
 _N_DROPPED = 4
-_NEARLY_ALL = 0.8  # of a prompt of few tokens
-_HALF = 0.5  # of a prompt: the same, where no tokens can be copied between slots
+_NEARLY_ALL = 0.8  # share of a short prompt
+_HALF = 0.5  # share of a prompt, for models whose cells cannot be copied between slots
 _N_WORTH_BORROWING = 8  # tokens
-# A slot's text is kept where it loses so many tokens, and this share of them.
+# A slot's text is cached if it would lose at least this many tokens, and this share of them.
 _N_WORTH_KEEPING = 64
 _SHARE_WORTH_KEEPING = 0.25
 
@@ -44,28 +44,28 @@ class Slot:
     draft_of_draft: DraftSession | None
     # Weak: a generation that is dropped without being closed does not keep its slot.
     leases: WeakSet[SlotLease] = field(default_factory=WeakSet)
-    used_at: int = 0  # the higher, the later
+    used_at: int = 0  # the clock at its last use
     n_prompt: int = 0  # tokens of its last prompt
-    text: array[int] | None = None  # its last one, with the prompt; None: it is not over
+    text: array[int] | None = None  # its last text with the prompt; None: not finished
 
     @property
     def sessions(self) -> Sequence[DraftSession | None]:
-        """Of the three."""
+        """The sessions of target, draft, and the draft's own draft."""
         return self.target, self.draft, self.draft_of_draft
 
     def is_continued_by(self, n_common: int) -> bool:
-        """Whether a prompt that has `n_common` tokens in common with it repeats or continues it."""
+        """Whether a prompt that shares its first `n_common` tokens repeats or continues it."""
         return n_common >= max(self.n_prompt - _N_DROPPED, _NEARLY_ALL * self.n_prompt, 1)
 
     @property
     def n_users(self) -> int:
-        """Generations that use it."""
+        """Number of generations that use it."""
         return len(self.leases)
 
     def saved(self, text: Sequence[int] | None = None) -> CachedText | None:
-        """A copy of what it holds of `text`, else of its last text; None: nothing.
+        """A copy of the cells of `text`, by default its last text; None if it has none.
 
-        The rest is dropped, such as what was drafted and rejected. Raises DecodeError, ClosedError.
+        Drops other cells, such as those of rejected drafts. Raises DecodeError, ClosedError.
         """
         if text is None:
             text = self.target.held if self.text is None else self.text
@@ -82,14 +82,14 @@ class Slot:
                 session.read(tokens)
 
     def restore(self, text: CachedText) -> None:
-        """Hold a text that was saved, and nothing else. Raises DecodeError, ClosedError."""
+        """Replace the slot's state by a saved text. Raises DecodeError, ClosedError."""
         self.text = None
         for session, saved in zip(self.sessions, text.saved, strict=True):
             if session is not None:
                 session.restore(saved)
 
     def forget(self) -> None:
-        """Hold nothing. Raises ClosedError."""
+        """Empty the slot. Raises ClosedError."""
         self.text = None
         for session in self.sessions:
             if session is not None:
@@ -108,8 +108,8 @@ class Slots:
         vocab_map_of_draft: VocabMap | None = None,
         cache: PromptCache | None = None,
     ) -> None:
-        """`vocab_map`: for a draft that has another vocabulary than the target; the other one: for
-        the draft of the draft, likewise. `cache`: of texts that have left their slots.
+        """The maps are for drafts with another vocabulary than the target's. `cache` keeps texts
+        that have left their slots.
         """
         self._all = [
             Slot(
@@ -121,7 +121,7 @@ class Slots:
         ]
         self.drafts_blocks = isinstance(draft, Head) and draft.facts.block is not None
         self._can_borrow = target.can_share_passes
-        self.clock = count(1)  # of used_at
+        self.clock = count(1)  # gives values of used_at
         self.cache = cache or PromptCache(0)
 
     def __iter__(self) -> Iterator[Slot]:
@@ -163,7 +163,7 @@ class Slots:
         if not self.cache.n_bytes or n_held - n_known < least:
             return
         if n_known >= _N_WORTH_KEEPING and slot.target.is_cut_by_saving:
-            return  # what is reused now comes before what may be reused later
+            return  # copying is skipped: reuse now is worth more than later
         started = perf_counter()
         if (text := slot.saved()) is not None:
             self.cache.observe_copy(text.n_bytes, perf_counter() - started)
@@ -177,7 +177,7 @@ class Slots:
         started = perf_counter()
         try:
             slot.restore(text)
-        except DecodeError:  # as where its caches have no room: the prompt is read
+        except DecodeError:  # such as no room in the caches: the prompt is processed instead
             slot.forget()
             return
         except BaseException:  # Ctrl-C, perhaps between target and draft
@@ -188,7 +188,7 @@ class Slots:
 
     @contextmanager
     def lent(self, tokens: Sequence[int]) -> Iterator[Slot]:
-        """A slot for a text that is read, or copied into it, and not continued in the block."""
+        """A slot for a block that reads a text or copies one into it, without a generation."""
         lease = SlotLease(self)
         try:
             yield lease.take(tokens)
@@ -196,7 +196,7 @@ class Slots:
             lease.leave(token_array(tokens))
 
     def nearest(self, tokens: Sequence[int]) -> Slot:
-        """The slot that holds the longest beginning of a text."""
+        """The slot with the longest prefix of a text."""
         return max(self._all, key=lambda slot: slot.target.n_common(tokens))
 
     def forget(self) -> None:
@@ -251,12 +251,12 @@ class SlotLease:
 
     @property
     def draft_of_draft(self) -> Session:
-        """The same of the draft of the draft."""
+        """The session of the draft of the draft."""
         return _LeasedSession(self)  # not kept: the lease ends with the last reference to it
 
     @property
     def slot(self) -> Slot:
-        """Once it is taken."""
+        """The slot, after `take`."""
         assert self._slot is not None
         return self._slot
 

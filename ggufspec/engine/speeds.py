@@ -1,4 +1,4 @@
-"""Predicts what passes of a pair cost where it is, from what earlier runs measured here."""
+"""Predicts what passes of a pair cost on its devices, from measurements of earlier runs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.speeds import GPU_SLOPE, HOST_BANDWIDTH, HOST_SLOPE, PassTimes, type_note
 
 _FEW = 8  # tokens of a pass that verifies a short draft
-# What a smaller model measured of a GPU is used if it has at least this share of the bytes: passes
-# of small models spend most of their time on starting kernels, not on reading weights.
+# A GPU's speed measured with a smaller model is used if that has at least this share of the bytes:
+# passes of small models spend most of their time on starting kernels, not on reading weights.
 _SIMILAR = 1 / 4
 _CPU = "CPU"
 
 
 def weights_note(matrix_type: str) -> str:
-    """A line on what the type of a target's matrices means for speculation on this CPU."""
+    """One line: what the type of a target's matrices means for speculation on this CPU."""
     return type_note(matrix_type, is_ours=kernels.slope(matrix_type) is not None)
 
 
 class Predicted(NamedTuple):
-    """What a pair costs where it was placed.
+    """Predicted costs of a pair on its devices.
 
-    start: None where no GPU computes, or where speeds are unknown, as those of RPC servers.
-    assumed: for a stored profile: seconds of a pass over a token, on CPU and on GPUs, before any
-    run. What is measured, over these, tells how much slower this machine is than assumed.
+    start: None if no GPU computes, or if speeds are unknown, as for RPC servers.
+    assumed: seconds of a pass over one token on CPU and on GPUs, before any run; stored profiles
+    divide measured seconds by these to find how much slower this machine is than assumed.
     """
 
     start: Start | None
@@ -47,7 +47,7 @@ class Predicted(NamedTuple):
 
 
 class PlacedShape(NamedTuple):
-    """A model, its layers on GPUs, and of how many of them `n_ffn_bytes` stay on the CPU."""
+    """A model, its layers on GPUs, and how many of those keep `n_ffn_bytes` on the CPU."""
 
     shape: ModelShape
     n_gpu_layers: int
@@ -58,7 +58,7 @@ class PlacedShape(NamedTuple):
 
     @property
     def n(self) -> int:
-        """The layers that there are, of those that were asked for."""
+        """Layers on GPUs: the requested number, at most those of the model."""
         return min(self.n_gpu_layers, self.shape.n_layers + 1)
 
 
@@ -84,9 +84,9 @@ def predicted(
 def timed_start(
     target: Model, draft: Model | None, n_most: int, attention: Attention | None = None
 ) -> Start | None:
-    """By the passes that chose flash attention, else by those that chose the models' kernels.
+    """Costs from the passes that chose flash attention, else from those that chose kernels.
 
-    Models that were timed neither way when they were first loaded have none.
+    None for models that had neither measurement when they were first loaded.
     """
     of_target, of_draft = (
         None
@@ -113,7 +113,7 @@ def timed_start(
 
 
 class _Measured(NamedTuple):
-    """How many times slower than assumed a place is, by a model of so many bytes."""
+    """How many times slower than assumed a device is, measured with a model of `n_bytes`."""
 
     n_bytes: int
     slowness: float
@@ -121,13 +121,13 @@ class _Measured(NamedTuple):
 
 
 def machine_for(gpus: tuple[Gpu, ...], n_host_free: int | None, shape: ModelShape) -> Machine:
-    """A machine with this processor, on which a target of such a shape is placed."""
+    """This machine, with the speeds of its processor for a target of that shape."""
     slope = kernels.slope(shape.matrix_type)
     return Machine(gpus, n_host_free, host_slope=HOST_SLOPE if slope is None else slope)
 
 
 def measured(known: Machine, n_bytes: int) -> Machine:
-    """The same machine with speeds that earlier runs measured, for models of about `n_bytes`.
+    """The machine with speeds from earlier runs, for models of about `n_bytes`.
 
     The largest model of each place counts, because small ones fit into the processor's caches.
     """
@@ -147,7 +147,7 @@ def measured(known: Machine, n_bytes: int) -> Machine:
 
 
 def _all_measured() -> Iterator[tuple[str, _Measured]]:
-    """Of the stored profiles of models that were wholly in one place of this machine."""
+    """Yields (device, measurement) from stored profiles of models that used one device."""
     here = machine()
     for record in profile_store.records():
         pair = record.facts.get("pair", {})
@@ -160,7 +160,7 @@ def _all_measured() -> Iterator[tuple[str, _Measured]]:
             if "draft" in assumed and costs.knows_draft and pair["draft"]["n_gpu_layers"]:
                 yield from _measured_of(pair["draft"], assumed["draft"], costs.step, None)
         except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
-            continue  # it is damaged, or of a run before this was stored
+            continue  # damaged, or stored by a version without these facts
 
 
 def _measured_of(
@@ -177,7 +177,7 @@ def _measured_of(
 
 
 def _slope(costs: CostModel) -> float | None:
-    """What each further token adds to a pass over one; None if only that was measured."""
+    """Seconds that each further token adds to a pass; None if only one token was measured."""
     one = costs.plain
     measured = [n for n in range(2, _FEW + 1) if costs.n_measured(n)]
     slopes = [(costs.curve[n - 1] / one - 1) / (n - 1) for n in measured]

@@ -35,7 +35,7 @@ class Stream(Iterator[Chunk]):
 
     @property
     def completion(self) -> Completion:
-        """Text, tokens and statistics so far; the share of llama_decode once it has ended."""
+        """Text, tokens and statistics so far; the time in llama_decode once it has ended."""
         return self._generation.completion
 
     @property

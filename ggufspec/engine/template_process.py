@@ -45,9 +45,9 @@ def main() -> None:
 
 
 def _environment() -> SandboxedEnvironment:
-    """As the one of transformers: its filters, globals, tags and whitespace."""
-    # The one of transformers is immutable, which some templates are not written for (Kimi K2);
-    # here, what a template could change is its own.
+    """A Jinja environment like that of transformers: its filters, globals, tags, whitespace."""
+    # Transformers forbids changes to values, but some templates need them (Kimi K2); here, values
+    # belong to the template's own process.
     made = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

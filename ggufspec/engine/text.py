@@ -33,7 +33,7 @@ class TextStream:
         self.ended_by: str | None = None
 
     def push(self, data: bytes) -> str:
-        """The text that is certain after these bytes."""
+        """The new text that is certain after these bytes."""
         if self._skips:
             data = data.lstrip(_CONTINUATION)
             self._skips = not data
@@ -61,7 +61,7 @@ class TextStream:
 
 
 def n_begun(text: str, words: Sequence[str], n_most: int) -> int:
-    """How many characters at the end of `text`, up to n_most, may begin one of sorted `words`."""
+    """Length of the longest suffix of `text`, up to n_most, that begins one of sorted `words`."""
     for n in range(min(len(text), n_most), 0, -1):
         end = text[-n:]
         i = bisect_left(words, end)  # the first that starts with it, if one does
