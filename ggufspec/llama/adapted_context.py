@@ -1,4 +1,4 @@
-"""Finds out at loading whether a context with LoRA adapters has the memory for their products."""
+"""Checks at loading that a context with LoRA adapters has memory for their products."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from ggufspec.llama.context import Context
 
 
 def check_room(context: Context) -> None:
-    """If it has adapters, decode one token: llama.cpp allocates for them with the first pass.
+    """Decode one token if the model has adapters: llama.cpp allocates for them in the first pass.
 
-    Raises OutOfMemoryError, for which loading tries smaller values.
+    Raises OutOfMemoryError, after which loading tries smaller values.
     """
     if not context.model.adapters:
         return

@@ -17,9 +17,10 @@ _NO_ROOM = "failed to allocate"  # llama.cpp's words
 
 
 def load_adapters(model: int, adapters: Adapters) -> list[Any]:
-    """Pointers of adapters, which were checked against the model; they are freed with it.
+    """Load adapters, which were checked against the model, and return their pointers.
 
-    Before its contexts, which reserve nodes for them. Raises ModelError, OutOfMemoryError.
+    Call it before contexts are made, which reserve graph nodes for adapters. The adapters are freed
+    with the model. Raises ModelError, OutOfMemoryError.
     """
     pointers = []
     for each in adapters:
@@ -41,7 +42,7 @@ def load_adapters(model: int, adapters: Adapters) -> list[Any]:
 
 
 def apply_adapters(context: int, pointers: Sequence[Any], adapters: Adapters) -> None:
-    """Have all passes of a context add what its model's adapters say."""
+    """Apply the model's adapters in all passes of a context."""
     n = len(adapters)
     array = (llama_cpp.llama_adapter_lora_p_ctypes * n)(*pointers)
     scales = (ctypes.c_float * n)(*(each.scale for each in adapters))

@@ -16,7 +16,7 @@ _TRIAL = "ggufspec.llama.amx_trial"
 
 @cache
 def leave_out_if_broken() -> bool:
-    """Keep all models of this process from using AMX if it does not work; whether that was done.
+    """Disable AMX for all models of this process if it does not work; true if it was disabled.
 
     Call it before the first model is loaded. It costs nothing where llama.cpp has no AMX.
     """
@@ -28,7 +28,7 @@ def leave_out_if_broken() -> bool:
 
 
 def works() -> bool:
-    """Whether AMX may be used: as the user says, or as a trial has found."""
+    """Whether AMX may be used, by the environment variable or else by a trial."""
     if (chosen := environ.get(VARIABLE)) in ("on", "off"):
         return chosen == "on"
     if (found := trial.outcome(BUFFER_TYPE, _TRIAL)) is None:

@@ -18,12 +18,12 @@ _ROUNDING = 0.2  # of the spread of the logits; wrong logits are off by as much 
 
 
 def run_trial() -> None:
-    """Tell WORKS, or WRONG where the logits are wrong. For a child process, which may crash.
+    """Print WORKS, or WRONG if the logits are wrong. Runs in a child process, which may crash.
 
-    A pass over one token uses no tiles, so it gives the logits to compare with.
+    The reference is a pass over one token, which uses no AMX tiles.
     """
     environ[amx.VARIABLE] = "on"
-    environ[kernels.VARIABLE] = "off"  # they would compute instead
+    environ[kernels.VARIABLE] = "off"  # else ggufspec's kernels would compute
     trial.without_core_dumps()
     tokens = [*_TOKENS]
     model = Model(_MODEL, n_gpu_layers=0)

@@ -20,15 +20,15 @@ from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key
 from ggufspec.llama.threadpool import ThreadPools
 
-SECONDS = 1.0  # that measuring a pair may take; of passes that take longer, up to three times that
+SECONDS = 1.0  # limit for measuring a pair; slow passes may take up to three times as long
 SIZES = (1, 4, 8)  # tokens of the passes
-_N_WITHOUT_DRAFT = 2  # of them: without a draft model, few passes are longer
-MOST_SECONDS = 0.1  # of a pass, from which on attention takes a small part of it
-DEPTHS = (32, 512)  # tokens in the cache before them
-FASTER = 0.95  # of the seconds with flash attention; repeated measurements differ by 3 %
+_N_WITHOUT_DRAFT = 2  # sizes measured without a draft model: few passes are longer
+MOST_SECONDS = 0.1  # of a pass; in slower ones, attention is a small part
+DEPTHS = (32, 512)  # tokens in the cache before the pass
+FASTER = 0.95  # share of the time with flash attention; repeated measurements differ by 3 %
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 9, 2
-_N_TRIED = 2  # passes over a token: the first may read weights from the disk
+_N_TRIED = 2  # passes over one token; the first may read weights from the disk
 _DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
 _SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
 _FLASH = {
@@ -36,15 +36,15 @@ _FLASH = {
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 
-# Of a model, by "on" and "off": seconds after each of DEPTHS, of each of SIZES.
+# Seconds of one model: by "on" or "off", then by depth (DEPTHS), then by tokens (SIZES).
 Times = Mapping[str, Sequence[Sequence[float]]]
 
 
 class Attention(NamedTuple):
     """How a pair computes attention: "auto" (llama.cpp decides) or "off", without flash attention.
 
-    `ratio`: of the seconds of passes after `depth` tokens without flash attention to those with it;
-    None: not measured. `seconds`: for each model, the target first, of passes over SIZES as chosen.
+    `ratio`: seconds of passes after `depth` tokens without flash attention, over seconds with it;
+    None: not measured. `seconds`: per model, target first: of passes over SIZES, with the choice.
     """
 
     setting: str = defaults.FLASH_ATTENTION
@@ -54,7 +54,7 @@ class Attention(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """The choice and its reason in a line; None if nothing was measured."""
+        """The choice and its reason in one line; None if nothing was measured."""
         if self.ratio is None:
             return None
         return (
@@ -80,9 +80,9 @@ def choose_attention(depth: int, *models: Times, has_draft: bool) -> Attention:
 def known_attention(target: Model, draft: Model | None, options: ContextOptions) -> Attention:
     """The choice for a pair on this machine; the first time, its passes are measured and stored.
 
-    What cannot be stored is not used: texts with a seed would differ from load to load. Nothing is
-    measured for GPUs, for caches of other types than f16 (quantized ones need flash attention), or
-    where the attention scores of a long context would take too much memory.
+    Measurements that cannot be stored are not used: texts with a seed would differ between loads.
+    Nothing is measured for GPUs, for caches of other types than f16 (quantized ones need flash
+    attention), or if the attention scores of a long context would take too much memory.
     """
     models = [model for model in (target, draft) if model is not None and not model.is_head]
     if {options.type_k, options.type_v} != {"f16"}:
@@ -96,7 +96,7 @@ def known_attention(target: Model, draft: Model | None, options: ContextOptions)
             return Attention()
         if _recall(facts, len(models)) is None:  # another process may have stored its own meanwhile
             profile_store.remember(facts, {"seconds": measured})
-    # Of the texts that fit, a usual one fills half, and its tokens are written on average half-way.
+    # A usual text fills half of the context, and its average token comes at half of that.
     depth = min(max(options.n_ctx // 4, DEPTHS[0]), DEPTHS[1])
     times = _recall(facts, len(models))
     return choose_attention(depth, *times, has_draft=draft is not None) if times else Attention()
@@ -105,7 +105,7 @@ def known_attention(target: Model, draft: Model | None, options: ContextOptions)
 def time_passes(model: Model, until: float) -> Times | None:
     """Seconds of whole passes, with and without flash attention.
 
-    `until`: when to end, by perf_counter. None: it makes no passes, or they take too long.
+    `until`: when to stop, by perf_counter. None if the model makes no passes or they are too slow.
     """
     seconds_each = (until - perf_counter()) / len(DEPTHS)
     found: dict[tuple[str, int, int], list[float]] = {}
@@ -144,7 +144,7 @@ def time_passes(model: Model, until: float) -> Times | None:
 
 
 def _measure(models: Sequence[Model]) -> Sequence[Times]:
-    """Of each model; none where one cannot be measured in time."""
+    """The times of each model; empty if one cannot be measured in time."""
     found, until = [], perf_counter()
     for model in models:
         until += SECONDS / len(models)
@@ -156,7 +156,7 @@ def _measure(models: Sequence[Model]) -> Sequence[Times]:
 
 
 def _is_disturbed(times: Times) -> bool:
-    """Whether passes took less time than shorter ones, as beside other programs."""
+    """Whether a pass took less time than a shorter one, as happens beside other programs."""
     found = [pair for of in times.values() for seconds in of for pair in pairwise(seconds)]
     return any(few > _DISTURBED * many for few, many in found)
 

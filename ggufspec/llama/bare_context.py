@@ -1,4 +1,4 @@
-"""A llama.cpp context that only times passes of a model, after any number of tokens."""
+"""A llama.cpp context that only times passes of a model, at a chosen depth of the cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _N_PADDING = 64
 
 
 class BareContext:
-    """Of a model by its pointer. Close it before the model."""
+    """A context of the model with this pointer. Close it before the model."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class BareContext:
         flash_attention: int = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
         pools: ThreadPools | None = None,
     ) -> None:
-        """For passes over at most `n_most` tokens, after at most `n_before`: see `fill`.
+        """`n_most`: maximum tokens of a pass; `n_before`: maximum tokens before it, see `fill`.
 
-        `pools`: of contexts that compute while this one does not; None: of its own.
+        `pools`: shared with contexts that never compute at the same time; None: its own.
         """
         params = llama_cpp.llama_context_default_params()
         params.n_batch = params.n_ubatch = max(n_most, _N_COPIED if n_before else 1)
@@ -52,7 +52,7 @@ class BareContext:
         self._start = self._n_held = 0
 
     def seconds(self, n_tokens: int, n_rows: int) -> float | None:
-        """Of a pass, with logits of its first `n_rows`; None: the model makes none."""
+        """Seconds of a pass with logits of its first `n_rows`; None if the model has no passes."""
         if self.pointer is None:
             return None
         memory = llama_cpp.llama_get_memory(self.pointer)
@@ -70,9 +70,9 @@ class BareContext:
         return perf_counter() - began
 
     def fill(self, n_tokens: int) -> bool:
-        """Have so many tokens before further passes (a multiple of 32); False if that fails.
+        """Put `n_tokens` (a multiple of 32) into the cache; False if that fails.
 
-        The first are decoded. Further ones are copies of these, at the same positions.
+        Decodes the first 32. Further cells are copies of these, at the same positions.
         """
         context = self.pointer
         if context is None:
@@ -91,7 +91,7 @@ class BareContext:
             if not llama_cpp.llama_state_seq_get_data(context, state, size, 0):
                 return False
             while self._n_held < n_tokens:
-                # Into new cells of another sequence, which the first one then has, too.
+                # The copies get cells of another sequence, which are then added to the first one.
                 if not llama_cpp.llama_state_seq_set_data(context, state, size, 1):
                     return False
                 llama_cpp.llama_memory_seq_cp(memory, 1, 0, -1, -1)

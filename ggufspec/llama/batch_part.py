@@ -1,4 +1,4 @@
-"""The parts of a batch, and what reads the hidden states that a batch leaves."""
+"""The parts of a batch, and the protocol of heads that read a batch's hidden states."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 
 class BatchPart(NamedTuple):
-    """One sequence in a batch: tokens after those that it holds, logits of the last `n_rows`.
+    """One sequence in a batch: new tokens, and logits for the last `n_rows` of them.
 
-    `parents`: the last tokens are a tree, and these the nodes that they follow: see types.Draft.
+    `parents`: the last tokens form a tree; parents[i] is the parent of node i: see types.Draft.
     """
 
     sequence: int
@@ -22,12 +22,12 @@ Parts = Sequence[BatchPart]
 
 
 class Follower(Protocol):
-    """What reads the hidden states of a context: see llama/head.py."""
+    """Reads the hidden states of a context: see llama/head.py."""
 
     def follow(self, tokens: Sequence[int], sequence: int) -> int:
-        """How many of `tokens`, which it is about to read, it need not decode again, at most."""
+        """The context is about to read `tokens`; returns how many it may skip at most."""
         ...
 
     def after_decode(self, parts: Parts, positions: Sequence[int]) -> None:
-        """It has decoded `parts` at `positions`. Raises DecodeError, KeyboardInterrupt."""
+        """Called after a decode of `parts` at `positions`. Raises DecodeError and Ctrl-C."""
         ...

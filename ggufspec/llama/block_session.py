@@ -24,7 +24,7 @@ from ggufspec.models.head_facts import Block
 
 
 class Blocks:
-    """The context of a head that drafts blocks, and whose block it has computed last."""
+    """The context of a head that drafts blocks, and the session of its latest block."""
 
     def __init__(self, context: Context, block: Block, *, n_unread_max: int) -> None:
         """`n_unread_max`: see Head."""
@@ -36,9 +36,9 @@ class BlockSession:
     """A head as a function from tokens to logits; see decoding.types.Session.
 
     It writes the target's states into its cells, one for each token that the target has decoded.
-    Behind them it computes a block: the text's last token and masks, whose cells are dropped at
-    once. So all rows of a block depend on the text alone: each is what follows so many tokens,
-    whichever they are. Of DFlash2, a row depends on the token before it, too.
+    After them it computes a block: the text's last token and masks, whose cells are dropped at
+    once. So a row of a block depends on the text and its place alone, not on the tokens between.
+    With DFlash2, a row also depends on the token before it.
     """
 
     def __init__(self, blocks: Blocks, sequence: int) -> None:
@@ -48,17 +48,17 @@ class BlockSession:
         self._block = blocks.block
         self._given = GivenStates(blocks.n_unread_max)
         self._held = array("i")  # the tokens whose states are in cells
-        self._n_true = 0  # tokens before the rows of its last block, which may be there
-        self._text = array("i")  # these tokens
-        self._gaps: list[float] = []  # of its first rows
-        self._candidates: Candidates | None = None  # of DFlash2
+        self._n_true = 0  # length of the text of its last block, if its rows are still there
+        self._text = array("i")  # that text
+        self._gaps: list[float] = []  # logit gaps of its first rows
+        self._candidates: Candidates | None = None  # of its rows, with DFlash2
         self._n_firm = 0  # see saved_text.n_firm
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
-        Valid until the next score. Raises NoRoomError behind the end of a block, where the target
-        has not given states of the text, and (DFlash2) behind a token that is no candidate;
+        Valid until the next score. Raises NoRoomError beyond the end of a block, if the target has
+        not given states of the text, and (DFlash2) after a token that is not a candidate;
         DecodeError, ClosedError.
         """
         if draft:
@@ -73,8 +73,8 @@ class BlockSession:
     def gaps(self, tokens: Sequence[int], n_most: int) -> Sequence[float]:
         """Logit gaps of the row after `tokens` and of the next ones of its block, at most `n_most`.
 
-        Of DFlash2, of those along the likeliest tokens. Known before any of these is drawn. Raises
-        as `score`.
+        With DFlash2, those along the likeliest tokens. All are known before a token is drawn.
+        Raises the errors of `score`.
         """
         tokens = token_array(tokens)
         i = self._row(tokens)
@@ -114,7 +114,7 @@ class BlockSession:
         return n if n >= self._n_firm else 0
 
     def _drop(self, tokens: array[int]) -> int:
-        """Count as not read what differs from `tokens`; returns how many remain."""
+        """Mark tokens that differ from `tokens` as not read; returns how many remain."""
         n = self.n_common(tokens)
         del self._held[n:]
         if n < self._n_firm:
@@ -122,7 +122,7 @@ class BlockSession:
         return n
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read what the target has read of `tokens` last; the rest was read along with it."""
+        """Read the last tokens that the target has read; earlier ones were read along with it."""
         self.follow(tokens)
         self._read(self._given.end)
 
@@ -135,13 +135,13 @@ class BlockSession:
         self._blocks.owner = None
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
-        """What it reads of a text. Raises DecodeError, ClosedError."""
+        """A copy of its cells of a text. Raises DecodeError, ClosedError."""
         self.read(tokens)
         self._context.truncate(len(self._held), self.sequence)
         return saved_text.save(self._context, self.sequence)
 
     def restore(self, saved: SavedText | None) -> None:
-        """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
+        """Replace its cells by a saved copy. Raises DecodeError, ClosedError."""
         self.forget()
         if saved is not None:
             saved_text.restore(self._context, saved, self.sequence)
@@ -157,10 +157,10 @@ class BlockSession:
             self._held = tokens[:]
 
     def _row(self, tokens: array[int]) -> int:
-        """The row of the block behind the text that follows `tokens`; computes the block."""
+        """The index of the row after `tokens`; computes the block of the text if needed."""
         self._given.choose_path(tokens)
         n_known = n_same(tokens, self._held)
-        if self._given.first <= n_known:  # else those are states of another text
+        if self._given.first <= n_known:  # else the states are those of another text
             n_known = max(n_known, self._given.n_known(tokens))
         n_true = min(len(tokens), n_known + 1)
         i, is_there = len(tokens) - n_true, self._blocks.owner is self
@@ -177,7 +177,7 @@ class BlockSession:
         return min(self._context.n_rows, n_room) - self._block.first
 
     def _compute(self, text: array[int], i: int) -> None:
-        """Compute the block behind `text`, if it has a row `i`."""
+        """Compute the block after `text`, if blocks have a row `i`."""
         context, block = self._context, self._block
         self._blocks.owner = None
         self._n_true, self._text, self._gaps = len(text), text, []
@@ -220,15 +220,15 @@ class BlockSession:
 
 
 class Candidates:
-    """What DFlash2 gives for each place of a block: tokens, and their scores given the one before.
+    """DFlash2's candidates per place of a block, with scores that depend on the token before.
 
     https://github.com/ggml-org/llama.cpp: the end of src/models/dflash.cpp.
     """
 
     def __init__(self, rows: Hidden, n: int) -> None:
-        """rows (n_places, width): `n` token ids, then n x n scores, by the place of the one before.
+        """rows (n_places, width): `n` token ids, then n x n scores [previous candidate, candidate].
 
-        Before the first place is the text's last token: its scores are all in each row.
+        At the first place the previous token is the text's last one, so all rows of scores agree.
         """
         self._tokens: NDArray[np.int32] = rows[:, :n].astype(np.int32)
         self._scores = rows[:, n : n + n * n].reshape(-1, n, n).copy()
@@ -237,7 +237,7 @@ class Candidates:
         self._gaps, self._likeliest = gaps, self._scores.argmax(-1)
 
     def row(self, i: int, drafted: Sequence[int], n_vocab: int) -> Logits:
-        """Logits (1, n_vocab) at place `i` behind `drafted`. Raises NoRoomError."""
+        """Logits (1, n_vocab) at place `i` after `drafted`. Raises NoRoomError."""
         logits = np.full((1, n_vocab), -np.inf, np.float32)
         logits[0, self._tokens[i]] = self._scores[i, self._before(i, drafted)]
         return logits
@@ -251,7 +251,7 @@ class Candidates:
         return found
 
     def _before(self, i: int, drafted: Sequence[int]) -> int:
-        """Which candidate the token before place `i` is."""
+        """The index of the candidate that was drafted before place `i`."""
         if i == 0:
             return 0
         (places,) = np.nonzero(self._tokens[i - 1] == drafted[i - 1])

@@ -17,11 +17,11 @@ Saved = tuple[int, Checkpoint]  # after so many tokens
 
 
 class Checkpoints:
-    """Those of one sequence, by rising number of tokens.
+    """The checkpoints of one sequence, in order of their numbers of tokens.
 
-    A template may leave out parts of earlier answers, such as their reasoning: then the next turn
-    departs from the last one behind the question. So the ends of the last messages are marked:
-    checkpoints there are kept, however far back they are.
+    A template may leave out parts of earlier answers, such as reasoning; the next turn then differs
+    from the cached text right after the question. So checkpoints at the ends of the last messages
+    are marked, and kept however far back they are.
     """
 
     def __init__(self, context: Context, sequence: int) -> None:
@@ -33,15 +33,15 @@ class Checkpoints:
 
     @property
     def last(self) -> int:
-        """Tokens before the last one; 0 without one."""
+        """Number of tokens of the last checkpoint; 0 without one."""
         return self.saved[-1][0] if self.saved else 0
 
     def last_until(self, n_tokens: int) -> int:
-        """Tokens before the last one that has at most `n_tokens`; 0 without one."""
+        """Number of tokens of the last checkpoint with at most `n_tokens`; 0 without one."""
         return max((n for n, _ in self.saved if n <= n_tokens), default=0)
 
     def take(self, saved: Sequence[Saved]) -> None:
-        """Go on with these, which are all marked."""
+        """Replace all checkpoints by these, and mark them."""
         self.saved = list(saved)
         self._marked = [n for n, _ in saved][-self._n_marked :] if self._n_marked else []
 
@@ -56,13 +56,13 @@ class Checkpoints:
             self.saved = thin(self.saved, n, self._marked)
 
     def drop_after(self, n_tokens: int) -> None:
-        """Those of more tokens belong to another text."""
+        """Drop checkpoints of more than `n_tokens`, which belong to another text."""
         while self.last > n_tokens:
             self.saved.pop()
         self._marked = [n for n in self._marked if n <= n_tokens]
 
     def go_back(self) -> int:
-        """Restore the last one, or empty the sequence; returns how many tokens it holds."""
+        """Restore the last checkpoint, or empty the sequence; returns its number of tokens."""
         while self.saved:
             n_tokens, saved = self.saved[-1]
             self._context.restore(saved, n_tokens, self._sequence)
@@ -73,9 +73,9 @@ class Checkpoints:
         return 0
 
     def n_to_next_end(self, tokens: array[int]) -> int:
-        """Tokens up to the next end of one of the last messages in `tokens`; 0: there is none.
+        """Number of tokens to the next end of one of the last messages in `tokens`; 0 if none.
 
-        The present place is marked, if it is one.
+        Marks the present place if a message ends there.
         """
         ends = np.flatnonzero(np.isin(tokens, self._stop_tokens)) + 1
         ends = ends[-self._n_marked :] if self._n_marked else ends[:0]
@@ -91,7 +91,7 @@ class Checkpoints:
 
 
 def thin(checkpoints: list[Saved], n: int, marked: Collection[int] = ()) -> list[Saved]:
-    """Keep the marked ones, and of the others the oldest in each doubling of the distance to n."""
+    """The marked checkpoints, and the oldest other one per doubling of the distance to n."""
     oldest: dict[int, int] = {}
     for n_tokens, _ in checkpoints:
         oldest.setdefault((n - n_tokens).bit_length(), n_tokens)

@@ -40,7 +40,7 @@ Checkpoint = State  # the state of recurrent layers, which cannot be truncated
 
 
 class HeadLink(NamedTuple):
-    """What makes a context that of a head of `target`: see llama/head.py."""
+    """Links the context of a head to the `target` that it drafts for: see llama/head.py."""
 
     target: Context
     facts: HeadFacts
@@ -60,11 +60,11 @@ class Context:
         link: HeadLink | None = None,
         pools: ThreadPools | None = None,
     ) -> None:
-        """`layer_skip`: leaves out layers of every decode. `link`: the context is that of a head.
+        """`layer_skip`: leaves out layers in every decode. `link`: given for the context of a head.
 
-        `pools`: of contexts that compute while this one does not; None: of its own, or those of
-        a head's target.
-        Raises OptionError for unknown values, OutOfMemoryError where it does not fit.
+        `pools`: shared with contexts that never compute at the same time; None: its own, or those
+        of a head's target.
+        Raises OptionError for unknown values, OutOfMemoryError if memory is short.
         """
         n_positions = max(options.n_ctx, options.n_cells)
         if model.n_ctx_max is not None and n_positions > model.n_ctx_max:
@@ -75,14 +75,15 @@ class Context:
         check_kept(model, options, is_head=link is not None)
         self.model = model
         self.options = options
-        self.link = link  # None: it is no context of a head
+        self.link = link  # None: not the context of a head
         self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx, self.n_sequences = options.n_ctx, options.n_sequences
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.
         can_drop_tail = link is not None or model.can_drop_tail
-        # Nor of a head of several layers: each reads a text again, into the cells of those before.
+        # Not with a head of several layers either: each layer reads a text again, into the cells of
+        # the layers before.
         is_separate = model.has_windows or options.is_exact
         is_separate |= link is not None and link.facts.n_layers > 1
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
@@ -90,24 +91,24 @@ class Context:
         # llama.cpp keeps a row of logits for each leaf.
         n_leaves = min(options.n_leaves, options.n_rows, _MAX_SEQUENCES // options.n_sequences)
         self.reads_trees = link is None and can_drop_tail and not is_separate
-        self.n_leaves = max(n_leaves, 1) if self.reads_trees else 1  # the most of a tree
+        self.n_leaves = max(n_leaves, 1) if self.reads_trees else 1  # maximum leaves of a tree
         is_eagle3 = link is not None and link.facts.kind == EAGLE3
         block = link.facts.block if link is not None else None
-        # Numbers of the hidden states that it reads.
+        # Width of the hidden states that it reads.
         self.n_hidden = 0 if link is None else model.n_embd if is_eagle3 else model.n_embd_out
         if link is not None and block is not None:
             self.n_hidden = len(link.facts.target_layers) * model.n_embd
         self._layer_skip = layer_skip
-        self.n_left_out = [0] * options.n_sequences  # tokens of their texts: see short_cache.py
+        self.n_left_out = [0] * options.n_sequences  # tokens per text: see short_cache.py
         n_batch = min(options.n_batch, options.n_kept or options.n_ctx)
         n_batch = min(n_batch, EAGLE3_BATCH) if is_eagle3 else n_batch
         n_batch = min(n_batch, DFLASH_BATCH) if block else n_batch
         self.n_batch = max(n_batch, options.n_rows * options.n_sequences)
-        # The most rows of logits of a sequence in a batch.
+        # Maximum rows of logits per sequence in a batch.
         self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
-        # The most in a batch of all sequences, which one sequence may have alone.
+        # Maximum rows in a batch of all sequences; one sequence alone may have as many.
         self._block = block  # of a head that reads blocks of tokens, or hidden states alone
-        # Tokens that a pass of it predicts, as a draft.
+        # Tokens that one pass predicts when it is a draft.
         self.n_per_step = max(options.n_rows - block.first, 1) if block is not None else 1
         # Such a head computes the block of one sequence at a time.
         self._n_rows_of_all = options.n_rows * (1 if block else options.n_sequences)
@@ -119,8 +120,8 @@ class Context:
         self.pools: ThreadPools = pools or (link.target.pools if link else ThreadPools())
         self._pointer: int | None = self._make(options)
         n_rollback = int(llama_cpp.llama_n_rs_seq(self._pointer))  # 0: not by this architecture
-        # How many tokens at the end of the last decode can be dropped, all but its first at most;
-        # None: all that are held.
+        # How many tokens at the end of the last decode can be dropped, never its first; None: all
+        # held tokens can be.
         self.n_droppable = None if can_drop_tail else n_rollback
         try:
             memory = llama_cpp.llama_get_memory(self._pointer)
@@ -204,7 +205,7 @@ class Context:
 
     @property
     def native(self) -> _native.Context:
-        """The extension's context, by which cells are told and changed."""
+        """The extension's context, which tracks and changes cells."""
         self.pointer  # noqa: B018  (raises)
         return self._native
 
@@ -219,8 +220,8 @@ class Context:
     def resume(self, tokens: array[int], n_most: int, sequence: int = 0) -> int:
         """Truncate a sequence to its common prefix with the first `n_most` of `tokens`.
 
-        Returns how many tokens remain; -1 if the tail cannot be dropped, see `n_droppable`: then a
-        checkpoint has to be restored.
+        Returns how many tokens remain; -1 if the tail cannot be dropped (see `n_droppable`), so
+        that a checkpoint must be restored.
         """
         return self.native.resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
@@ -231,10 +232,10 @@ class Context:
 
         `parents`: see BatchPart. A tree is held until the next resume, truncate or decode of the
         sequence: resume keeps the path along its tokens, the others keep the first path.
-        In the context of a head, with zeros for the hidden states, as for timing; of one that reads
-        blocks, these alone where no logits are kept. Raises
-        ValueError for more than n_leaves leaves, DecodeError, and KeyboardInterrupt within a batch;
-        the sequence then holds none of the tokens.
+        The context of a head reads zeros as hidden states, which is for timing only; a head of
+        blocks reads hidden states without tokens if no logits are kept. Raises ValueError for more
+        than n_leaves leaves, DecodeError, and KeyboardInterrupt within a batch; the sequence then
+        holds none of the tokens.
         """
         self._run([BatchPart(sequence, tokens, n_rows, parents)])
 
@@ -251,9 +252,9 @@ class Context:
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; the other one in its own thread.
 
-        Not for a head, or its target. Contexts that share pools of threads decode one after the
-        other. Raises DecodeError, of this one where both fail, and KeyboardInterrupt, which ends
-        both; a sequence holds all of its tokens then, or none.
+        Not for a head or its target. Contexts that share pools of threads decode one after the
+        other. Raises DecodeError (that of this context if both fail) and KeyboardInterrupt, which
+        stops both; each sequence then holds all of its new tokens or none.
         """
         if self.pools.excludes(other.pools):
             self.decode_together(parts)
@@ -289,7 +290,7 @@ class Context:
             self.follower.after_decode(parts, positions)
 
     def _checked(self, parts: Parts) -> _native.Context:
-        """The native context, which may decode `parts`. Raises DecodeError."""
+        """The native context, after checking that it may decode `parts`. Raises DecodeError."""
         native = self.native
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_outputs:
             raise DecodeError(f"the context keeps {self.n_outputs} rows of logits, not {n_rows}")
@@ -298,7 +299,7 @@ class Context:
         return native
 
     def _finish(self, parts: Parts, result: int) -> None:
-        """Raise what went wrong in decoding `parts`, by llama_decode's code."""
+        """Raise the error that llama_decode's code stands for, if any, after decoding `parts`."""
         if self._layer_skip is not None:
             self._layer_skip.check()
         if result:
@@ -332,16 +333,16 @@ class Context:
         return self.native.truncate(n_tokens, sequence)
 
     def copy_prefix(self, source: int, sequence: int, tokens: array[int]) -> None:
-        """Make a sequence hold what `source` has of the beginning of `tokens`, sharing its cells.
+        """Give a sequence the cells that `source` holds of a prefix of `tokens`; both share them.
 
         Not for models that cannot drop a tail.
         """
         self.native.copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
 
     def drop_middle(self, n_first: int, n_dropped: int, sequence: int = 0) -> None:
-        """Drop `n_dropped` tokens behind the first `n_first`; the next ones then follow these.
+        """Drop `n_dropped` tokens after the first `n_first`, and close the gap.
 
-        They keep their positions. `n_first` is the same in each call. Raises ValueError.
+        Later tokens keep their positions. `n_first` is the same in each call. Raises ValueError.
         """
         self.native.drop_middle(n_first, n_dropped, sequence)
 
@@ -352,7 +353,7 @@ class Context:
 
     @property
     def _n_threads_batch(self) -> int:
-        """Of passes over several tokens. A head reads what its target has, with as many threads."""
+        """Threads of passes over several tokens; a head uses as many as its target."""
         return max(self.n_threads, self.link.target.n_threads if self.link else 0)
 
     def use_threads(self, n_threads: int) -> None:

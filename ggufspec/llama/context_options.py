@@ -1,4 +1,4 @@
-"""How a context is made, and llama.cpp's numbers for the choices."""
+"""The options of a context, and llama.cpp's numbers for their values."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ N_FIRST = 4
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """How a context is made.
+    """The options of a context.
 
-    n_ctx: tokens for each sequence. n_kept: cells for each, which hold the first N_FIRST tokens and
-    the newest ones of a longer text; 0: cells for all. n_rows: the most rows of logits for each
-    sequence in one decode. n_rollback: recurrent states to keep of each sequence, so that as many
-    tokens at the end of the last decode can be dropped; each takes as much memory as the state.
-    n_leaves: the most leaves of a tree; see Context.n_leaves for what a model can read. is_exact:
+    n_ctx: tokens per sequence. n_kept: cells per sequence, which hold the first N_FIRST and the
+    newest tokens of a longer text; 0: cells for all tokens. n_rows: maximum rows of logits per
+    sequence in one decode. n_rollback: recurrent states kept per sequence, so that as many tokens
+    at the end of the last decode can be dropped; each takes as much memory as the state.
+    n_leaves: maximum leaves of a tree; see Context.n_leaves for what a model supports. is_exact:
     every pass with logits is padded to n_rows tokens, in a sequence of its own. offloads: a GPU
-    reads prompts with the layers of the host, too. n_checkpoints: ends of messages whose recurrent
+    computes prompts for the layers of the host, too. n_checkpoints: message ends whose recurrent
     state is kept: see Checkpoints.
     """
 
@@ -61,7 +61,7 @@ class ContextOptions:
 
     @property
     def description(self) -> str:
-        """For messages: its length, and for how many slots."""
+        """Length and number of slots, for messages."""
         each = f"context of {self.n_kept or self.n_ctx:,} tokens"
         n = self.n_sequences
         return each if n == 1 else f"{each} for each of {n} slots (n_slots, --slots)"

@@ -30,10 +30,10 @@ _IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def n_threads_default() -> int:
-    """Physical cores that this process may use: two threads on one core are no faster.
+    """Number of physical cores that this process may use: two threads on one core are no faster.
 
-    No efficiency cores, for which the others would wait at every barrier, and no more than the
-    quota of a container, beyond which the kernel stops all threads for a part of each period.
+    Efficiency cores are left out: the others would wait for them at every barrier. The quota of a
+    container limits the number: beyond it the kernel stops all threads for part of each period.
     """
     if hasattr(os, "sched_getaffinity"):
         usable = os.sched_getaffinity(0)
@@ -64,7 +64,7 @@ def fast_cores(path: Path = Path("/sys/devices/cpu_core/cpus")) -> set[int]:
 
 
 def cpu_quota(root: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> float | None:
-    """Seconds of CPU time a second that the control groups of Linux allow; None: unlimited."""
+    """Seconds of CPU time per second that Linux control groups allow; None: unlimited."""
     limits = [[*_lines(root / "cpu/cpu.cfs_quota_us"), *_lines(root / "cpu/cpu.cfs_period_us")]]
     limits += [" ".join(_lines(at / "cpu.max")).split() for at in _groups(root, own)]
     found = [int(of[0]) / int(of[1]) for of in limits if len(of) == 2 and of[0].isdigit()]
@@ -175,7 +175,7 @@ class InitParams(ctypes.Structure):
 
 
 def takes_tensor(device: Device, type_: int, n_values: int) -> bool:
-    """Whether a device computes with tensors of so many values: ggml ends the process otherwise."""
+    """Whether a device supports tensors of `n_values`: ggml ends the process otherwise."""
     library = ggml(
         {
             "ggml_init": (POINTER, [InitParams]),
@@ -230,7 +230,7 @@ def buffer_types() -> dict[str, int]:
 def tensor_overrides(overrides: Overrides) -> ctypes.Array[_TensorOverride]:
     """An array for llama_model_params, which must be kept as long as the model.
 
-    Raises OptionError for a buffer type that there is not.
+    Raises OptionError for an unknown buffer type.
     """
     known = buffer_types()
     check_buffers(overrides, known)
@@ -239,7 +239,7 @@ def tensor_overrides(overrides: Overrides) -> ctypes.Array[_TensorOverride]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The same devices, for placement plans."""
+    """The devices of `offload_devices`, for placement plans."""
     return tuple(
         Gpu(at.description or at.name, at.n_free, is_shared=at.kind == _IGPU or _IS_UNIFIED)
         for at in offload_devices()

@@ -1,4 +1,4 @@
-"""Checks that a row of a pass does not depend on the other tokens of the pass, nor on its place."""
+"""Checks that a row of a pass depends neither on the other tokens of the pass nor on its place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _DEPTH = 20  # tokens before the passes that are compared
 
 
 def check_exact(context: Context) -> None:
-    """Compare a pass over as many tokens as fit with passes over one token and padding.
+    """Compare a full pass with passes over one token and padding.
 
-    Raises OptionError where the rows differ in a bit, or where the model cannot drop padding.
+    Raises OptionError if the rows differ in any bit, or if the model cannot drop padding.
     """
     name = context.model.path.name
     if not context.model.can_drop_tail:

@@ -96,14 +96,14 @@ def layer_input(context: int, layer: int, n_rows: int, width: int) -> Hidden:
 
 
 def use_head(context: int, i: int) -> None:
-    """Compute with the MTP layer number `i` of several."""
+    """Select MTP layer `i`, of a head with several, for the next decodes."""
     _function("llama_set_nextn_layer_offset")(context, i)
 
 
 def encode(context: int, features: Hidden, width: int) -> Hidden:
-    """What an EAGLE-3 context makes of `features` (n, 3 * width of the target): (n, width).
+    """Encode `features` (n, 3 * width of the target) with an EAGLE-3 context: (n, width).
 
-    At most n_batch rows. Valid until the next decode. Raises DecodeError.
+    n is at most n_batch. Valid until the next decode. Raises DecodeError.
     """
     n = len(features)
     features = np.ascontiguousarray(features, np.float32)

@@ -16,7 +16,7 @@ hold," he told everybody. "Nothing holds that begins so suddenly." But it held u
 
 
 def filler_tokens(vocab: Vocab, n_tokens: int) -> list[int]:
-    """`n_tokens` of a text; any tokens, for a vocabulary that cannot write the text."""
+    """`n_tokens` of English text; arbitrary tokens if the vocabulary cannot write it."""
     try:
         tokens = vocab.tokenize(_TEXT, add_special=False, parse_special=False)
     except PromptError:

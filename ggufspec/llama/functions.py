@@ -20,7 +20,7 @@ _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logi
 
 
 def addresses() -> dict[str, int]:
-    """By name. Raises ModelError where llama_batch has other fields than the extension expects."""
+    """Addresses by name. Raises ModelError if llama_batch has other fields than expected."""
     fields = [name for name, _ in llama_cpp.llama_batch._fields_]
     if fields != _BATCH_FIELDS:
         raise ModelError(

@@ -15,7 +15,7 @@ from ggufspec.llama.extension import Hidden
 
 
 class _Tree(NamedTuple):
-    """The end of the target's last batch, of which a path can be accepted."""
+    """The tree at the end of the target's last batch, of which one path is accepted."""
 
     position: int
     tokens: Sequence[int]
@@ -24,17 +24,17 @@ class _Tree(NamedTuple):
 
 
 class GivenStates:
-    """The states of the tokens from position `first` to `end` of one text, and a tree behind them.
+    """States of the tokens from `first` to `end` of one text, and of a tree after them.
 
-    In an order such that a Ctrl-C between two steps leaves fewer states, not another token's.
+    Changes are ordered so that Ctrl-C between two steps loses states, but never mixes tokens up.
     """
 
     def __init__(self, n_usual: int) -> None:
-        """`n_usual`: as many tokens are kept; memory for many more is given back."""
+        """`n_usual`: tokens that are usually kept; memory for many more is given back."""
         self.first = 0
         self._n_usual = n_usual
         self._tokens = array("i")  # from `first` on
-        self._states = np.empty((0, 0), np.float32)  # of them, with room for more
+        self._states = np.empty((0, 0), np.float32)  # of these tokens, with room for more
         self._tree: _Tree | None = None
 
     def __len__(self) -> int:
@@ -42,13 +42,13 @@ class GivenStates:
 
     @property
     def end(self) -> int:
-        """For how many tokens at the start of the text the target has given states."""
+        """Length of the prefix of the text for which the target has given states."""
         return self.first + len(self._tokens)
 
     def take(self, position: int, part: BatchPart, states: Hidden) -> Sequence[int]:
         """The target has decoded `part` at `position`; `states` is copied.
 
-        Returns the tokens of it that are no tree.
+        Returns its tokens that are not part of a tree.
         """
         self._tree, tokens = None, part.tokens
         n_chain = len(tokens) - len(part.parents)
@@ -68,7 +68,7 @@ class GivenStates:
         return tokens[:n_chain]
 
     def choose_path(self, tokens: array[int]) -> None:
-        """Of a tree, keep the path along `tokens`."""
+        """Keep the path of a tree that follows `tokens`."""
         tree, self._tree = self._tree, None
         if tree is None:
             return
@@ -79,11 +79,11 @@ class GivenStates:
         self._tokens.extend(tree.tokens[node] for node in path)
 
     def n_known(self, tokens: array[int]) -> int:
-        """For how many tokens at the start of `tokens` the target has given states."""
+        """Length of the prefix of `tokens` for which the target has given states."""
         return self.first + n_same(tokens[self.first :], self._tokens)
 
     def cut(self, tokens: array[int]) -> None:
-        """Drop the states of what differs from `tokens`."""
+        """Drop the states of tokens that differ from `tokens`."""
         del self._tokens[n_same(tokens[self.first :], self._tokens) :]
         self.first = min(self.first, len(tokens))
 

@@ -23,8 +23,8 @@ from ggufspec.llama.saved_text import SavedText
 from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.models.head_facts import EAGLE3, EAGLE3_ROWS, MTP
 
-# Those of a round, of which some may be rejected, and those since the last draft, which may not be
-# needed. With 64, a text without drafts was 5 % slower beside an EAGLE-3 head of SmolLM2 135M.
+# States of a round's tokens, some of which may be rejected, and of tokens since the last draft,
+# which may not be needed. With 64, a text without drafts was 5 % slower (EAGLE-3, SmolLM2 135M).
 _MOST_UNREAD = 256
 
 
@@ -65,12 +65,12 @@ class Head:
         target.follower = self
 
     def use(self, sequence: int, *, is_used: bool) -> None:
-        """Whether drafts are made from the text that a sequence is about to read.
+        """Set whether the head drafts for the text that a sequence is about to read.
 
-        Without them, its hidden states are not taken, and the target decodes it again for the first
+        If not, hidden states of the text are not kept; the target decodes it again before the first
         draft of a later text that continues it.
         """
-        # A head without cells keeps the states of the last decode only, whichever text that was of.
+        # A head without cells keeps only the states of the last decode, maybe of another text.
         takes = is_used or self.facts.shares_cache
         (self._unused.discard if takes else self._unused.add)(sequence)
 
@@ -93,7 +93,7 @@ class Head:
             first += n
 
     def encoded(self, states: Hidden) -> Hidden:
-        """What the head reads, from states of the target as it has taken them."""
+        """The input of the head, computed from states of the target."""
         if self.facts.kind == MTP:
             return states
         found = np.empty((len(states), self.context.n_hidden), np.float32)
@@ -143,9 +143,9 @@ class HeadSession:
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
-        Valid until the next score. Raises NoRoomError where the head cannot draft: as the first
-        token of a text (EAGLE-3), or beyond its last layer (several MTP layers); DecodeError,
-        ClosedError.
+        Valid until the next score. Raises NoRoomError if the head cannot draft there: before the
+        second token of a text (EAGLE-3), or beyond its last layer (several MTP layers);
+        DecodeError, ClosedError.
         """
         if not draft:
             return self._score(token_array(tokens))
@@ -184,7 +184,7 @@ class HeadSession:
         return min(n_same(token_array(tokens), self._text), self._n_true)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read what the target has read of `tokens` last; the rest was read along with it."""
+        """Read the last tokens that the target has read; earlier ones were read along with it."""
         self.follow(tokens)
         self._read_unread()
 
@@ -195,7 +195,7 @@ class HeadSession:
         self._given.forget()
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
-        """What it reads of a text with the target's states. Raises DecodeError, ClosedError."""
+        """A copy of its cells of a text, with the target's last state. Raises as `score`."""
         self.read(tokens)
         self._cut(self._n_true)
         n = max(self._n_true - self._n_skipped, 0)
@@ -210,7 +210,7 @@ class HeadSession:
         return saved._replace(tokens=self._text[:], n_least=n_least, state=state)
 
     def restore(self, saved: SavedText | None) -> None:
-        """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
+        """Replace its cells by a saved copy. Raises DecodeError, ClosedError."""
         self.forget()
         if saved is not None:
             cells = saved._replace(tokens=saved.tokens[self._n_skipped :])
@@ -231,7 +231,7 @@ class HeadSession:
 
     @property
     def _can_go_on(self) -> bool:
-        """Whether the state is there that is read with the next token."""
+        """Whether the state that the next token is read with is known."""
         return self._given.first < max(self._n_true, 1) and self._given.end >= self._n_true
 
     def _score(self, tokens: array[int]) -> Logits:
@@ -265,13 +265,13 @@ class HeadSession:
         return self._context.rows(self._last, 1)
 
     def _read_unread(self, n_left: int = 0) -> None:
-        """Read all tokens that the target has given states of, but for the last `n_left`."""
+        """Read all tokens whose states the target has given, except the last `n_left`."""
         end = self._given.end - n_left
         if self._can_go_on and end > self._n_true:
             self._read(self._given.tokens(self._n_true, end))
 
     def _read(self, tokens: array[int]) -> None:
-        """Read tokens behind those that were read with the target's states."""
+        """Read `tokens` after those that were read with the target's states."""
         self._cut(self._n_true)
         self._own = []
         start = max(self._n_true, self._n_skipped)
@@ -294,10 +294,10 @@ class HeadSession:
         return self._step(tokens, np.concatenate([first, *self._own]), layer)
 
     def _step(self, tokens: array[int], states: Hidden, layer: int = 0) -> Hidden:
-        """Read the last tokens with `states`; keep logits of the last, return its own state.
+        """Read the last tokens with `states`; keep logits of the last one and return its state.
 
-        Of an EAGLE-3 head, llama.cpp computes logits of all tokens, and keeps the first ones unless
-        all are asked for. Of other heads, it may return the state of the first token.
+        For an EAGLE-3 head, llama.cpp computes logits of all tokens, and keeps the first rows
+        unless all are requested. For other heads, it may return the state of the first token.
         """
         start, n_rows = len(tokens) - len(states), len(states) if self._n_skipped else 1
         self._decode(start, tokens[start:], states, n_rows, layer)
@@ -307,7 +307,7 @@ class HeadSession:
     def _decode(
         self, start: int, tokens: array[int], states: Hidden, n_rows: int, layer: int
     ) -> None:
-        """Decode `tokens` behind the first `start` of the text."""
+        """Decode `tokens` after the first `start` tokens of the text."""
         context, n_batch = self._context, self._context.n_batch
         context.truncate(start - self._n_skipped, self.sequence)
         extension.use_head(context.pointer, layer)
@@ -326,7 +326,7 @@ class HeadSession:
         return np.concatenate([zeros, found]) if len(zeros) else found
 
     def _cut(self, n_tokens: int) -> None:
-        """Count tokens from `n_tokens` on as not read."""
+        """Mark tokens from `n_tokens` on as not read."""
         if n_tokens < self._n_firm:
             n_tokens = self._n_firm = 0
         del self._text[n_tokens:]

@@ -24,24 +24,24 @@ from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.placement.overrides import Overrides, stays
 
 SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
-# Of a model that is partly on devices also those of a text of so many tokens, prompt and answer:
-# its weights on the host then leave the host buffers, from which devices read them for prompts.
+# For a model partly on devices, a whole text of this many prompt and answer tokens decides, too:
+# packed weights leave the host buffers, from which devices read weights for prompts.
 PROMPT, N_WRITTEN = 512, 256
 
-_NO_SLOWER = 1.02  # of llama.cpp's time for one token, which repeated measurements differ by
-_N_PASSES, _SECONDS = 7, 1.0  # of each size at most; of all sizes for a second repetition
+_NO_SLOWER = 1.02  # times llama.cpp's time for one token; repeated measurements differ by this
+_N_PASSES, _SECONDS = 7, 1.0  # maximum passes per size; limit for repeating them
 _DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
 _ROOM = 2.5  # times the weights on the host: in the file's form, packed, and for other things
-_PROMPT_MILLISECONDS = 1000  # after which the prompt is not repeated
+_PROMPT_MILLISECONDS = 1000  # a longer prompt is timed only once
 
-Load = Callable[[bool], "int | None"]  # without host buffers of devices?
+Load = Callable[[bool], "int | None"]  # the argument: whether to leave out host buffers of devices
 Times = Mapping[int, float]  # milliseconds by tokens of a pass
 
 
 class Choice(NamedTuple):
-    """For which types of a model's weights our kernels are used, and the times that decided.
+    """The types of a model's weights that use our kernels, and the times that decided.
 
-    both: the weights of the file are kept, too, so that devices read them for prompts.
+    both: weights are also kept in the file's form, which devices read for prompts.
     """
 
     types: tuple[str, ...] = ()
@@ -51,12 +51,12 @@ class Choice(NamedTuple):
 
     @property
     def times(self) -> Times | None:
-        """With the kernels that are used; None where nothing was measured."""
+        """Times with the chosen kernels; None if nothing was measured."""
         return self.ggufspec if self.types else self.llama_cpp
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether passes took less time than shorter ones, as beside other programs."""
+        """Whether a pass took less time than a shorter one, as happens beside other programs."""
         return any(
             times[few] > _DISTURBED * times[many]
             for times in (self.llama_cpp or {}, self.ggufspec or {})
@@ -65,7 +65,7 @@ class Choice(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """The choice in a line; None where nothing was measured."""
+        """The choice in one line; None if nothing was measured."""
         if not self.llama_cpp or not self.ggufspec:
             return None
         sizes = [*self.llama_cpp]
@@ -128,7 +128,7 @@ def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[
 
 
 def recall(path: Path, placed: Placed) -> Choice | None:
-    """What was chosen for a model in this place; None if it was not loaded there yet."""
+    """The stored choice for a model on these devices; None if there is none yet."""
     usable = kernels.status().types
     return _recall(_key(path, placed, usable), usable) if usable else Choice()
 
@@ -156,17 +156,17 @@ def _recall(key: Mapping[str, object], usable: Mapping[str, int]) -> Choice | No
 
 
 class Offer(NamedTuple):
-    """The types of weights that a model may take our kernels for. both: see Choice."""
+    """The types of a model's weights that our kernels are offered for. both: see Choice."""
 
     types: Mapping[str, int] = MappingProxyType({})
     both: bool = False
 
 
 def _offer(header: Header, placed: Placed, usable: Mapping[str, int]) -> Offer:
-    """Of the weights on the host; no types where there is no memory to pack them.
+    """The offer for weights on the host; without types if there is no memory to pack them.
 
     Packed weights cannot be dropped from memory and read again, as those of a mapped file can.
-    Where a device reads prompts, those of the file are kept as well, if that leaves memory free.
+    If a device computes prompts, the file's form is kept as well, as far as memory allows.
     """
     n_units = header.n_layers + 1  # the output is one more
     n_placed = placed.n_layers if 0 <= placed.n_layers < n_units else n_units
@@ -186,10 +186,10 @@ def _offer(header: Header, placed: Placed, usable: Mapping[str, int]) -> Offer:
 
 
 def _measure(load_file: Load, offer: Offer, sizes: Sequence[int]) -> tuple[int | None, Choice]:
-    """The pointer and the choice by passes of the whole model.
+    """The model's pointer, and the choice from timed passes of the whole model.
 
-    All types together where one token is then no slower; else, of a model on the CPU alone, each
-    type on its own, and those for which it is no slower.
+    Our kernels are used for all types if one token is then no slower. Otherwise, for a model on the
+    CPU alone, each type is tried on its own and kept if one token is no slower.
     """
     types, both = offer
     pointer, theirs = _timed(load_file, Offer(), sizes)
@@ -239,7 +239,7 @@ def _times(found: object, sizes: Sequence[int]) -> Times | None:
 
 
 def _load(load_file: Load, offer: Offer) -> int | None:
-    """Load with our kernels for these types, which no other model takes."""
+    """Load one model with our kernels for these types; the offer ends afterwards."""
     _native.offer_kernels([*offer.types.values()], offer.both)
     try:
         return load_file(bool(offer.types))
@@ -248,7 +248,7 @@ def _load(load_file: Load, offer: Offer) -> int | None:
 
 
 def _time(pointer: int, sizes: Sequence[int]) -> Times | None:
-    """Milliseconds of the model's passes at an empty cache; None if it makes none."""
+    """Milliseconds of the model's passes on an empty cache; None if it has none."""
     if llama_cpp.llama_model_has_encoder(pointer) or not llama_cpp.llama_model_has_decoder(pointer):
         return None
     found: dict[int, list[float]] = {size: [] for size in sizes}

@@ -26,15 +26,15 @@ _FUNCTIONS = (
     "ggml_backend_buft_is_host",
 )
 
-# What each further token adds to a pass over one, as a share of it, with four tokens of Q4_K: see
-# the guide of models/. Those of AVX-VNNI and NEON are assumed.
+# Share of a pass over one token that each further token adds, with four tokens of Q4_K: see the
+# guide of models/. The values of AVX-VNNI and NEON are assumed.
 _SLOPES = {"avx512_vnni": 0.06, "avx_vnni": 0.15, "avx2": 0.19, "neon_dotprod": 0.19}
 
 
 class Status(NamedTuple):
-    """The instructions whose kernels this process may use, and for which types of weights.
+    """The instruction set of the usable kernels, and the types of weights that they support.
 
-    reason: why there are none; None if there are.
+    reason: why no kernels can be used; None if some can.
     """
 
     instructions: str | None
@@ -44,9 +44,9 @@ class Status(NamedTuple):
 
 @cache
 def register() -> str | None:
-    """Put the buffer type before llama.cpp's; why that is impossible, None if it was done.
+    """Put our buffer type before llama.cpp's; returns why that is impossible, None on success.
 
-    ggml lists its buffer types when it is first asked for them, so call this before.
+    Call it before ggml is first asked for its buffer types: it lists them once.
     """
     if environ.get(VARIABLE) == "off":
         return f"{VARIABLE}=off"
@@ -67,7 +67,7 @@ def register() -> str | None:
 
 @cache
 def status() -> Status:
-    """Which kernels this process may use: those that a trial has found right."""
+    """The kernels that this process may use: those that passed the trial."""
     if (reason := register()) is not None:
         return Status(None, {}, reason)
     name = str(instructions())
@@ -81,14 +81,14 @@ def status() -> Status:
 
 
 def slope(matrix_type: str) -> float | None:
-    """What each further token of a pass adds to it, as a share; None: llama.cpp computes it."""
+    """Share of a pass that each further token adds; None if llama.cpp's kernels compute it."""
     found = status()
     is_ours = matrix_type.upper() in map(str.upper, found.types)
     return _SLOPES.get(str(found.instructions)) if is_ours else None
 
 
 def instructions() -> str | None:
-    """The fastest of this processor, or those that the environment names."""
+    """The fastest supported instruction set of this processor, or the one in the environment."""
     found = _native.kernel_instructions()
     most = environ.get("GGUFSPEC_INSTRUCTIONS")  # see native/dispatch.cpp
     if most == "baseline":
@@ -100,7 +100,7 @@ def instructions() -> str | None:
 
 
 def _addresses() -> dict[str, int]:
-    """Of what the extension calls: in the library of the CPU backend, and in those it uses."""
+    """Addresses of the functions that the extension calls, in ggml's loaded libraries."""
     candidates = [*devices.libraries(), *_backend_libraries()]
     return {
         name: devices.address_of(getattr(library, symbol))
@@ -119,7 +119,7 @@ class _DlInfo(ctypes.Structure):
 
 
 def _backend_libraries() -> Iterator[ctypes.CDLL]:
-    """The library of the CPU backend where it is loaded at run time, so that none links it."""
+    """The CPU backend's library, in builds that load it at run time and link it nowhere."""
     function = devices.backend_function("CPU", "ggml_backend_dev_get_extra_bufts", None)
     info = _DlInfo()
     with suppress(OSError, AttributeError):  # no dladdr on Windows

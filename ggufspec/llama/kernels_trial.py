@@ -43,9 +43,9 @@ _GGML: dict[str, Signature] = {
 
 
 def run_trial(spoiled: str = "") -> None:
-    """Tell which types of weights have the products that ggml computes. For a child process.
+    """Print the types of weights whose products equal ggml's. Runs in a child process.
 
-    spoiled: a type whose weights are damaged for the kernels, to see that the trial finds it.
+    spoiled: a type whose weights are damaged on purpose, to test that the trial finds it.
     """
     environ[kernels.VARIABLE] = "on"
     trial.without_core_dumps()
@@ -63,7 +63,7 @@ def run_trial(spoiled: str = "") -> None:
 
 
 def _is_right(library: Any, number: int, *, spoil: bool) -> bool:
-    """Products with 1 to _MOST rows, without and with experts, against ggml's own kernels."""
+    """Whether products with 1 to _MOST rows, without and with experts, equal ggml's."""
     draw = np.random.default_rng(number)
     rows = draw.standard_normal((_MOST, _COLUMNS), np.float32)
     for n_experts in (1, _EXPERTS):

@@ -24,12 +24,12 @@ _N_KEPT = 200
 
 
 class _Log:
-    """Replaces llama-cpp-python's log callback. Lines of other calls go to it."""
+    """Replaces llama-cpp-python's log callback, which still gets lines of other calls."""
 
     def __init__(self) -> None:
         self.interrupted = False  # Ctrl-C was pressed within `listening`
-        # How many calls of ggufspec's are under way. Callers change it in try and finally: a Ctrl-C
-        # that arrives at the start of an __exit__ would leave it too high.
+        # Number of running calls of ggufspec. Callers change it in try and finally: in an __exit__,
+        # a Ctrl-C at its start would leave the number too high.
         self.inside = 0
         self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
         self._partial = ""
@@ -57,7 +57,7 @@ class _Log:
         self._lines.clear()
 
     def complaints(self) -> str:
-        """The last errors since the last clear, or else the last warnings."""
+        """The last errors since the last clear; if there are none, the last warnings."""
         found = [line for level, line in self._lines if level >= logging.ERROR]
         found = found or [line for level, line in self._lines if level >= logging.WARNING]
         return "\n".join(f"  llama.cpp: {line}" for line in (found or [""])[-4:] if line)
@@ -80,7 +80,7 @@ def listening() -> Iterator[_Log]:
 
 @contextmanager
 def _interrupts_held(log: _Log) -> Iterator[None]:
-    """Handle Ctrl-C after the block, not in it.
+    """Delay Ctrl-C until the end of the block.
 
     Python handles a signal at its next bytecode. Within llama.cpp that is in one of our callbacks,
     where ctypes would print the exception and drop it.

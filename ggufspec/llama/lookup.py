@@ -29,7 +29,7 @@ _CONTEXT_MULTIPLE = 256
 
 @dataclass(frozen=True)
 class BaselineRequest:
-    """One text that a baseline is to write."""
+    """A request for one text of a baseline."""
 
     tokens: Sequence[int]
     sampling: Sampling
@@ -41,7 +41,7 @@ class BaselineRequest:
 
 @dataclass(frozen=True)
 class BaselineText:
-    """One text of a baseline, in numbers that mean what ours do.
+    """Statistics of one text of a baseline, defined as in ggufspec's own.
 
     `n_generated` tokens took `generation_seconds`; they include the accepted ones.
     """
@@ -57,7 +57,7 @@ class BaselineText:
 
     @property
     def n_rounds(self) -> int:
-        """Each round adds one token of the target's own to the accepted ones."""
+        """Number of rounds: each adds one token of the target to its accepted ones."""
         return self.n_generated - self.n_accepted
 
     @property
@@ -108,10 +108,10 @@ class PythonLlama:
         self._stop_tokens = Vocab(self._llama.model).stop_tokens
 
     def write(self, request: BaselineRequest) -> BaselineText:
-        """A text of n_tokens after the first token, which counts as part of the prompt's time.
+        """Write n_tokens after the first token, whose time counts as prompt processing.
 
-        Of the sampling, only SAMPLING_OPTIONS are used. The loop cannot ban tokens: with
-        `ignore_eos` the end token is written, and the text continues after it. Raises DecodeError.
+        Only SAMPLING_OPTIONS are used. The loop cannot ban tokens: with `ignore_eos` the end token
+        is written, and the text continues after it. Raises DecodeError.
         """
         n_prompt = len(request.tokens)
         n_tokens = min(request.n_tokens, self._llama.n_ctx() - n_prompt)
@@ -176,7 +176,7 @@ class _CountingLookup(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has n
 
 
 def rounded_context(n_ctx: int) -> int:
-    """A context size that llama.cpp does not enlarge: drafts would not fit the arrays beside it."""
+    """`n_ctx` rounded to a size that llama.cpp keeps: llama-cpp-python's arrays must match it."""
     return -(-n_ctx // _CONTEXT_MULTIPLE) * _CONTEXT_MULTIPLE
 
 

@@ -16,9 +16,9 @@ from ggufspec.llama.vocab_map import VocabMap
 class MappedSession:
     """A draft's session in the target's tokens; see decoding.types.Session.
 
-    The draft reads each token of the target as VocabMap.spelled has it, so that a longer text only
-    adds to what it has read. In a text with compounds (see VocabMap), where its likeliest token may
-    begin one, it looks a token further for their logits; that row is kept for the next score.
+    The draft reads each token of the target as VocabMap.spelled gives it, so a longer text only
+    appends to its tokens. In a text with compounds (see VocabMap), if the likeliest token may begin
+    one, the draft also evaluates the next token for their logits; that row is kept.
     """
 
     def __init__(self, session: LlamaSession, vocab_map: VocabMap) -> None:
@@ -33,8 +33,8 @@ class MappedSession:
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
-        -inf for the target's tokens that the draft does not have. Valid until the next score.
-        Takes one pass; where it looks further, or has no room for all rows, one or two for each.
+        Tokens of the target that the draft lacks have -inf. Valid until the next score. Takes one
+        pass, but one or two per row for compounds or if the cache has no room for all rows.
         Raises NoRoomError if the text has too many tokens of the draft, DecodeError, ClosedError.
         """
         if len(self._rows) <= len(draft):
@@ -53,7 +53,7 @@ class MappedSession:
         return self._rows[: len(draft) + 1]
 
     def _fill_together(self, tokens: Sequence[int], draft: Sequence[int]) -> bool:
-        """Write all rows after one pass, unless one of them may need another; whether it did."""
+        """Write all rows with one pass; false, without effect, if a row may need a further pass."""
         read, n = self._reading([*tokens, *draft]), len(tokens)
         ends = [end - self._ends[n] for end in self._ends[n:]]
         start = len(read) - ends[-1]

@@ -22,13 +22,13 @@ from ggufspec.models.header import open_gguf
 from ggufspec.models.key_overrides import KeyOverrides
 from ggufspec.placement.overrides import Overrides
 
-_LOAD_MODES = {  # by mmap and mlock
+_LOAD_MODES = {  # keys: mmap, mlock
     (False, False): llama_cpp.LLAMA_LOAD_MODE_NONE,
     (True, False): llama_cpp.LLAMA_LOAD_MODE_MMAP,
     (False, True): llama_cpp.LLAMA_LOAD_MODE_MLOCK,
     (True, True): llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK,
 }
-_KEY_TAGS = {  # by types: llama.cpp's number, and the member of its union
+_KEY_TAGS = {  # per Python type: llama.cpp's tag, and the member of its union
     "int": (llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, "val_i64"),
     "float": (llama_cpp.LLAMA_KV_OVERRIDE_TYPE_FLOAT, "val_f64"),
     "bool": (llama_cpp.LLAMA_KV_OVERRIDE_TYPE_BOOL, "val_bool"),
@@ -77,9 +77,9 @@ class Model:
         limit on locked memory allows. repack: weights may be stored in another form for kernels.
         progress: called with the share that is loaded, up to 1.
 
-        Raises ModelError for a file that is missing, damaged, or not a model that writes text,
-        OptionError for overrides by a buffer type that there is not, or with patterns that
-        llama.cpp refuses.
+        Raises ModelError for a file that is missing, damaged, or not a model that writes text;
+        OptionError for overrides with an unknown buffer type or with patterns that llama.cpp
+        refuses.
         """
         self.path = Path(path)
         self._n_gpu_layers = n_gpu_layers
@@ -126,7 +126,7 @@ class Model:
         self.n_embd_out: int = llama_cpp.llama_model_n_embd_out(at) or self.n_embd  # of the last
         self.has_windows: bool = llama_cpp.llama_model_n_swa(at) > 0  # sliding ones, in some layers
         n_experts, n_used = (self._number(f"expert_{of}", 0) for of in ("count", "used_count"))
-        # How many a layer has, and how many a token uses; None: it is no mixture.
+        # Experts per layer, and experts that a token uses; None: not a mixture of experts.
         self.experts = (n_experts, n_used) if 0 < n_used < n_experts else None
         # Whether the cache can drop the end of a sequence; not for recurrent architectures.
         has_state = llama_cpp.llama_model_is_recurrent(at) or llama_cpp.llama_model_is_hybrid(at)
@@ -287,7 +287,7 @@ class Model:
 
     @property
     def n_gpu_layers(self) -> int:
-        """How many of n_layers + 1 (the output is one more) are for GPUs."""
+        """How many of the n_layers + 1 layers (the output counts as one) are for GPUs."""
         n_all = self.n_layers + 1
         if not (self.rpc or offload_devices()):
             return 0
@@ -334,7 +334,7 @@ class Model:
 
 
 def _key_array(overrides: KeyOverrides) -> Any:
-    """As llama.cpp takes them; an empty key ends the array."""
+    """The overrides as an array for llama.cpp, which an entry with an empty key ends."""
     array: Any = (llama_cpp.llama_model_kv_override * (len(overrides) + 1))()
     for item, given in zip(array, overrides, strict=False):
         item.tag, member = _KEY_TAGS[given.kind]

@@ -1,4 +1,4 @@
-"""What measured costs depend on, as JSON: the key of a pair's profile in the profile store."""
+"""Keys of stored measurements: JSON of all facts that the costs of a pair depend on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _N_BLOCKS = 1025  # of 64 KiB
 def profile_key(
     target: Context, draft: Context | None = None, draft_of_draft: Context | None = None
 ) -> dict[str, object]:
-    """The key of a loaded pair's costs and acceptance rates, with what drafts for the draft."""
+    """The key of costs and acceptance rates of a loaded pair and the draft of its draft."""
     below: dict[str, object] = {}
     if draft_of_draft is not None:
         below = {"draft_of_draft": _model_key(draft_of_draft.model)}
@@ -41,9 +41,9 @@ def profile_key(
 
 
 def pair_key(target: Model, draft: Model | None, options: ContextOptions) -> dict[str, object]:
-    """The key of a pair's tuned settings, so without the settings that are tuned.
+    """The key of a pair's tuned settings; it excludes the settings that are tuned.
 
-    The same model as target and as draft: its own head drafts.
+    Target and draft are the same model if the head in the target's own file drafts.
     """
     return {
         "target": _model_key(target),
@@ -55,7 +55,7 @@ def pair_key(target: Model, draft: Model | None, options: ContextOptions) -> dic
 
 
 def text_key(context: Context) -> dict[str, object]:
-    """What the saved cells of a text depend on: another key, and they are of no use."""
+    """All facts that saved cells of a text depend on: cells with another key cannot be used."""
     model, options, link = context.model, context.options, context.link
     is_unified = context.can_share_passes or context.n_leaves > 1
     return {
@@ -77,9 +77,9 @@ def text_key(context: Context) -> dict[str, object]:
 
 
 def _content(path: Path) -> str | None:
-    """A hash of what a model's file has: of all up to 64 MiB, else of as much throughout it.
+    """A hash of a model file's content: all of it up to 64 MiB, else blocks spread over the file.
 
-    Unlike a `fingerprint`, it tells a model from another training of it. None: it cannot be read.
+    Unlike a `fingerprint`, it differs between trainings of one model. None if it cannot be read.
     """
     try:
         stat = path.stat()

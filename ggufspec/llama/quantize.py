@@ -28,7 +28,7 @@ def requantize(
     output_type: str | None = None,
     force: bool = False,
 ) -> None:
-    """Write a copy of a model with other types of weights: whole, or not at all.
+    """Write a copy of a model with other types of weights, atomically.
 
     quantization: a name of llama-quantize, such as Q4_0. output_type: the type of the output
     matrix, such as Q8_0; None: llama-quantize's choice. force: replace an existing file. Weights
@@ -68,7 +68,7 @@ def quantization_number(quantization: str) -> int:
 
 
 def _tensor_type(name: str, header: Header) -> int:
-    """The number of a type of tensors. llama.cpp would abort where rows are not whole blocks."""
+    """ggml's number of a type. Checks that rows are whole blocks, else llama.cpp would abort."""
     known = list(dict.fromkeys(type_ for _, type_ in _KNOWN.values()))
     if name.upper() not in known:
         raise OptionError(f"{name!r} is not a type of weights; supported are {', '.join(known)}")

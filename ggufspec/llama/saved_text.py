@@ -1,4 +1,4 @@
-"""What a session holds of a text, copied out of llama.cpp's memory, and back into it."""
+"""Copies the state of a text out of llama.cpp's memory and back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SavedText(NamedTuple):
         return int(self.cells.nbytes) + n_saved + n_state + len(self.tokens) * self.tokens.itemsize
 
     def n_usable(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the start of a text need not be decoded with what is saved."""
+        """Length of the prefix of a text that need not be decoded once this is restored."""
         n = n_same(self.tokens, token_array(tokens))
         if n >= self.n_least:
             return n
@@ -46,7 +46,7 @@ class SavedText(NamedTuple):
 
 
 def save(context: Context, sequence: int) -> SavedText | None:
-    """A copy of what a sequence holds; None: nothing, or not the state after its tokens.
+    """A copy of a sequence's state; None if it is empty, or lacks the state after its tokens.
 
     Raises DecodeError, ClosedError.
     """
@@ -57,29 +57,29 @@ def save(context: Context, sequence: int) -> SavedText | None:
         cells = state_of(context.pointer, sequence, 0, "a text")
     if not cells.size:
         raise DecodeError("llama.cpp saved nothing of a text")
-    # A recurrent state is that of all tokens. Of layers with windows, llama.cpp leaves out what the
-    # end of the text does not see: one token can be dropped.
+    # A recurrent state covers all tokens. For layers with windows, llama.cpp saves only the cells
+    # that the end of the text sees, so that one token can be dropped.
     is_recurrent = context.n_droppable is not None
     n_least = len(tokens) if is_recurrent else n_firm(context, len(tokens))
     return SavedText(tokens, cells, n_least=n_least)
 
 
 def n_firm(context: Context, n_tokens: int) -> int:
-    """Of a text of so many tokens that was restored: those that cannot be dropped any more.
+    """How many of a restored text's `n_tokens` can no longer be dropped.
 
-    A text that has fewer of them goes on from a checkpoint, or is read from its first token.
+    A text with a shorter common prefix continues from a checkpoint, or is read from its start.
     """
     return max(n_tokens - 1, 0) if context.model.has_windows else 0
 
 
 def restore(context: Context, saved: SavedText, sequence: int) -> None:
-    """Have a sequence hold what was saved, and nothing else. Raises DecodeError, ClosedError.
+    """Replace a sequence's state by a saved one. Raises DecodeError, ClosedError.
 
     `saved` is of a context of the same model, with caches of the same types. After an error, or a
     Ctrl-C, the sequence holds nothing.
     """
     context.truncate(0, sequence)
-    context.native.begin_restore(context.n_cells(sequence), sequence)  # until all is there
+    context.native.begin_restore(context.n_cells(sequence), sequence)  # empty until all is copied
     with listening() as log:
         read = set_state(context.pointer, sequence, 0, saved.cells)
     if read != saved.cells.size:

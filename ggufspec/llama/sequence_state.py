@@ -1,4 +1,4 @@
-"""What llama.cpp holds of a sequence, as bytes."""
+"""Copies llama.cpp's state of a sequence, as bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = NDArray[np.uint8]
 
 
 def state_of(context: int, sequence: int, flags: int, what: str) -> State:
-    """A copy of it; `flags`: LLAMA_STATE_SEQ_FLAGS_. Raises DecodeError, which names `what`."""
+    """A copy of the state; `flags`: LLAMA_STATE_SEQ_FLAGS_*. Raises DecodeError naming `what`."""
     size = llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags)
     state = np.empty(size, np.uint8)
     written = llama_cpp.llama_state_seq_get_data_ext(context, _buffer(state), size, sequence, flags)
@@ -24,7 +24,7 @@ def state_of(context: int, sequence: int, flags: int, what: str) -> State:
 
 
 def set_state(context: int, sequence: int, flags: int, state: State) -> int:
-    """Replace it by a copy; returns how many bytes llama.cpp has read, 0 after an error."""
+    """Replace the state by a copy; returns the bytes that llama.cpp has read, 0 on an error."""
     read: int = llama_cpp.llama_state_seq_set_data_ext(
         context, _buffer(state), state.size, sequence, flags
     )

@@ -1,4 +1,4 @@
-"""A model as a function from tokens to logits, which reuses the KV cache where it can."""
+"""A model as a function from tokens to logits, which reuses its KV cache where possible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _N_WINDOWS = 2
 
 
 class PreparedScore(NamedTuple):
-    """The tokens still to decode for a score, which returns rows of the last `n_rows` of them."""
+    """The last batch of a score: tokens still to decode; the last `n_rows` get logits."""
 
     tokens: Sequence[int]
     n_rows: int
@@ -44,7 +44,7 @@ class PreparedScore(NamedTuple):
 class Piece(NamedTuple):
     """Tokens of a prompt that a sequence of a context has to decode next, without logits.
 
-    `n_unread`: how many tokens of the prompt are not held, with these.
+    `n_unread`: number of prompt tokens that are not held, including these.
     """
 
     context: Context
@@ -179,7 +179,7 @@ class LlamaSession:
         return Piece(self._context, self.sequence, unread[:n], len(unread))
 
     def unread(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens at the end of `tokens` that are not held, after dropping cells that differ."""
+        """The last of `tokens` that are not held, after dropping cells that differ."""
         return self._unread(self._room(tokens))
 
     def _unread(self, tokens: array[int]) -> Sequence[int]:
@@ -206,9 +206,9 @@ class LlamaSession:
         self._context.truncate(0, self.sequence)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Take over what another sequence of the context holds of the beginning of `tokens`.
+        """Copy the cells that another sequence of the context holds of a prefix of `tokens`.
 
-        Does nothing if the sequences do not share their cells.
+        Does nothing if sequences cannot share cells.
         """
         if not self._context.can_share_passes:
             return
@@ -218,9 +218,10 @@ class LlamaSession:
             self._context.copy_prefix(sequence, self.sequence, token_array(tokens))
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
-        """A copy of what is held of a text, after dropping cells that differ.
+        """A copy of the state of a text, after dropping cells that differ.
 
-        None: nothing is, or a part of the text is left out. Raises DecodeError, ClosedError.
+        None if nothing is held, or if a part of the text is left out. Raises DecodeError,
+        ClosedError.
         """
         if self._short is not None:
             return None
@@ -240,11 +241,11 @@ class LlamaSession:
 
     @property
     def is_cut_by_saving(self) -> bool:
-        """Whether a shorter beginning of a text cannot be gone on from once it was saved."""
+        """Whether a saved text cannot be continued from a shorter prefix of it."""
         return self._context.model.has_windows
 
     def restore(self, saved: SavedText | None) -> None:
-        """Hold what was saved, and nothing else. Raises DecodeError, ClosedError."""
+        """Replace the state by a saved one. Raises DecodeError, ClosedError."""
         self.forget()
         if saved is not None:
             saved_text.restore(self._context, saved, self.sequence)
@@ -281,7 +282,7 @@ class LlamaSession:
         return self._with_width(rows) if self._changes_width else rows
 
     def _room(self, tokens: Sequence[int], n_more: int = 0) -> array[int]:
-        """What is read of a text, with room for `n_more` tokens more: all, or see ShortCache."""
+        """The tokens to read of a text, leaving room for `n_more`: all, or see ShortCache."""
         return token_array(tokens) if self._short is None else self._short.room(tokens, n_more)
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
@@ -300,12 +301,12 @@ class LlamaSession:
         return self._checkpoints.go_back() if known < 0 else known
 
     def _n_needless(self, tokens: array[int]) -> int:
-        """How many tokens at the start a head does not need to be decoded again."""
+        """Length of the prefix that the head does not need recomputed."""
         follower = self._context.follower
         return len(tokens) if follower is None else follower.follow(tokens, self.sequence)
 
     def _needs_checkpoint(self, n_draft: int) -> bool:
-        """Whether the next decode may have to be undone by a checkpoint of the present state."""
+        """Whether undoing the next decode may need a checkpoint of the present state."""
         if self._n_droppable is None:
             return False
         n_since = self._context.n_cells(self.sequence) - self._checkpoints.last

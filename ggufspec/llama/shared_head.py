@@ -26,8 +26,8 @@ _MOST_KEPT = 64
 class SharedCacheSession:
     """A head without cells of its own, as a function from tokens to logits.
 
-    It drafts all tokens at the position of the text's last one, from the target's cells before it:
-    the first with the target's hidden state of the token before, the others with its own.
+    It drafts all tokens at the position of the text's last token, from the target's cells before
+    it: the first with the target's hidden state of the previous token, the others with its own.
     """
 
     def __init__(self, context: Context, target: Context, sequence: int) -> None:
@@ -43,8 +43,8 @@ class SharedCacheSession:
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
-        Valid until the next score. Drops the target's cells that differ from `tokens`, and that of
-        the last token: the target computes it again. Raises NoRoomError where the target has not
+        Valid until the next score. Drops the target's cells that differ from `tokens`, and the cell
+        of the last token, which the target computes again. Raises NoRoomError if the target has not
         given the hidden state, DecodeError, ClosedError.
         """
         if draft:
@@ -65,8 +65,8 @@ class SharedCacheSession:
     def follow(self, tokens: Sequence[int]) -> int:
         """The target is about to read `tokens`.
 
-        Returns how many of them, at most, it need not decode again: not the last one, whose state
-        is missing otherwise.
+        Returns the maximum number that it need not decode again: all but the last one, whose state
+        would otherwise be missing.
         """
         n = len(tokens)
         return n if self._first < n <= self._first + len(self._states) else max(n - 1, 0)
@@ -81,7 +81,7 @@ class SharedCacheSession:
         return self._target.n_common(token_array(tokens), self.sequence)
 
     def forget(self) -> None:
-        """Drop what it knows of a text. Raises ClosedError."""
+        """Drop all states of a text. Raises ClosedError."""
         self._context.truncate(0, self.sequence)
         self._states = self._states[:0]
         self._text, self._n_true, self._own = array("i"), 0, []
@@ -91,7 +91,7 @@ class SharedCacheSession:
         return None
 
     def restore(self, saved: SavedText | None) -> None:
-        """Drop what it knows of a text; the target has got the cells of another one."""
+        """Drop all states: the target has received the cells of another text."""
         self._states = self._states[:0]
         self._text, self._n_true, self._own = array("i"), 0, []
 

@@ -1,4 +1,4 @@
-"""Says which tokens of a text a draft reads whose cache is smaller than the text."""
+"""Chooses the tokens that a draft reads if its cache is smaller than the text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SHARE_LEAST = 1 / 4
 class ShortCache:
     """The cells of a sequence of a context with `options.n_kept`.
 
-    Of a text that has no room they hold the first N_FIRST tokens and the newest ones. That changes
-    what is drafted, not what is written.
+    For a text that does not fit, they hold its first N_FIRST and its newest tokens. That changes
+    the drafts, not the text.
     """
 
     def __init__(self, context: Context, sequence: int) -> None:
@@ -28,10 +28,10 @@ class ShortCache:
         self._n_kept = context.options.n_kept
 
     def room(self, tokens: Sequence[int], n_more: int = 0) -> array[int]:
-        """What is read of a text, so that there is room for it and `n_more` tokens.
+        """The tokens to read of a text, so that they and `n_more` further tokens fit.
 
-        Leaves more out of a text that has grown too long, and drops the cells of that. What was
-        left out is read after all if the text has changed there, or has become so short that only
+        Leaves out more of a text that has grown too long, and drops the cells of those tokens.
+        Reads tokens that were left out if the text has changed there, or has become so short that
         few of its newest tokens would be held.
         """
         tokens, n_left_out = token_array(tokens), self._n_left_out
@@ -59,7 +59,7 @@ class ShortCache:
         return n + self._n_left_out if n > N_FIRST else n
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Hold what another sequence does of the beginning of `tokens`."""
+        """Copy the cells that another sequence holds of a prefix of `tokens`."""
         context, n_left_out = self._context, self._context.n_left_out[sequence]
         context.copy_prefix(sequence, self._sequence, _read(tokens, n_left_out))
         context.n_left_out[self._sequence] = n_left_out
@@ -70,6 +70,6 @@ class ShortCache:
 
 
 def _read(tokens: Sequence[int], n_left_out: int) -> array[int]:
-    """What is read of a text of which `n_left_out` tokens are left out."""
+    """The tokens of a text without the `n_left_out` after its first N_FIRST."""
     tokens = token_array(tokens)
     return tokens[:N_FIRST] + tokens[N_FIRST + n_left_out :] if n_left_out else tokens

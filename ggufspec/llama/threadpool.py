@@ -50,7 +50,7 @@ class ThreadPools:
         self._pid = os.getpid()
 
     def attach(self, context: int, n_threads: int, n_threads_batch: int) -> None:
-        """Compute with pools in a context, given its pointer, which must not compute now."""
+        """Give pools to a context (its pointer), which must not be computing."""
         if not are_needed():
             return
         self._contexts.add(context)
@@ -60,7 +60,7 @@ class ThreadPools:
         library.llama_attach_threadpool(context, *pools)
 
     def release(self, context: int) -> None:
-        """Free the pools if no other context has them. `context` was freed before.
+        """Free the pools if no other context uses them. Free `context` first.
 
         llama.cpp touches the pool that a context has computed with when it gets another one.
         """
@@ -91,7 +91,7 @@ class ThreadPools:
             )
 
     def _pool(self, n_threads: int) -> int | None:
-        """None: a single thread is the caller's."""
+        """The pool for `n_threads`; None for one thread, which is the caller's."""
         if n_threads > 1 and n_threads not in self._pools:
             new = backend_function("CPU", "ggml_threadpool_new", POINTER, ctypes.POINTER(_Params))
             assert new is not None
@@ -103,7 +103,7 @@ class ThreadPools:
 
 @cache
 def are_needed() -> bool:
-    """Whether this build of llama.cpp has no OpenMP, and pools as they are known here."""
+    """Whether this build of llama.cpp has no OpenMP but has thread pools of the known form."""
     needed = "CPU", "ggml_threadpool_new", POINTER  # also loads the backends
     if backend_function(*needed) is None or b"OPENMP = 1" in llama_cpp.llama_print_system_info():
         return False

@@ -1,4 +1,4 @@
-"""Measures the seconds of forward passes, over a text that is made for it."""
+"""Measures the seconds of forward passes over a generated text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kind = TypeVar("Kind")
 _N_READ = 16
 _SHORT = 32  # tokens in the cache, for a quick measurement
 _MOST_REPEATS = 10  # times n_repeats, for short passes
-HOPELESS = 2.0  # a number of threads that is so many times slower than the best is given up
+HOPELESS = 2.0  # times the best number of threads; slower numbers are not tried further
 
 
 class DraftTimes(NamedTuple):
@@ -66,11 +66,11 @@ class FilledContext:
         self._session.score(self._text)
 
     def score(self, n_tokens: int) -> Logits:
-        """A pass over `n_tokens`, with logits."""
+        """Run a pass over `n_tokens`; returns its logits."""
         return self._session.score(self._text, self._ahead[: n_tokens - 1])
 
     def read(self, n_tokens: int) -> None:
-        """A batch of `n_tokens` after the text, without logits."""
+        """Decode a batch of `n_tokens` after the text, without logits."""
         self._session.feed([*self._text, *self._ahead[:n_tokens]])
 
 
@@ -219,9 +219,9 @@ def time_interleaved(
 ) -> dict[Kind, list[float]]:
     """Seconds of each kind of pass, `n_repeats` times, in alternating order.
 
-    More often if that takes less than `at_least` seconds, because short passes are easily
-    disturbed. Each pass is made twice and timed once: the first one after another kind finds
-    caches, threads and graphs in the state that the other has left.
+    Repeats more often if that takes less than `at_least` seconds, because short passes are easily
+    disturbed. Each pass runs twice and is timed the second time: the first run finds caches,
+    threads and graphs as the previous kind left them.
     """
     found: dict[Kind, list[float]] = {kind: [] for kind in passes}
     n_all = n_repeats * len(passes)

@@ -25,17 +25,17 @@ _WORDS = "words"
 
 
 class Outcome(NamedTuple):
-    """Whether kernels work, and what the trial told beside that."""
+    """Whether kernels work, and the further words that the trial printed."""
 
     works: bool
     words: Sequence[str] = ()
 
 
 def outcome(name: str, module: str, **facts: object) -> Outcome | None:
-    """What `module.run_trial()` finds, or has found before; None without a definite answer.
+    """The result of `module.run_trial()`, stored or new; None without a definite answer.
 
-    facts: what it depends on beside the processor and llama.cpp's build. Where there is no definite
-    answer (no process could be started, a timeout), the next process tries again.
+    facts: what the result depends on besides the processor and llama.cpp's build. Without a
+    definite answer (no process could be started, a timeout), the next process tries again.
     """
     key = {"about": name, "cpu": devices.cpu_name(), "build": build(), **facts}
     if (known := profile_store.recall(key)) is None:
@@ -52,7 +52,7 @@ def tell(*words: str) -> None:
 
 
 def without_core_dumps() -> None:
-    """For a process that may crash."""
+    """Disable core dumps in a child process that may crash."""
     if sys.platform != "win32":
         import resource
 
@@ -84,7 +84,7 @@ def build() -> dict[str, list[int]]:
 
 
 def extension() -> dict[str, list[int]]:
-    """The file of ggufspec's extension, likewise."""
+    """The file of ggufspec's extension, by size and time."""
     return _files([Path(str(_native.__file__))])
 
 

@@ -68,7 +68,7 @@ class Vocab:
 
     @property
     def has_added_tokens(self) -> bool:
-        """Whether it has the tokens that it adds to texts; else llama.cpp ends the process."""
+        """Whether the tokens that it adds to texts exist; if not, llama.cpp ends the process."""
         added = [self.bos] if self.adds_bos or self.type == "WPM" else []
         if llama_cpp.llama_vocab_get_add_eos(self.pointer):
             added.append(self.eos)
@@ -84,16 +84,16 @@ class Vocab:
 
     @cached_property
     def scores(self) -> list[float]:
-        """How frequent each token is, by its tokenizer; all 0 where it has no scores."""
+        """The tokenizer's score of each token; all 0 if it has no scores."""
         if self.type not in ("SPM", "UGM"):
             return [0.0] * self.n_tokens
         score = llama_cpp.llama_vocab_get_score
         return [score(self.pointer, token) for token in range(self.n_tokens)]
 
     def token_table(self, progress: Progress | None = None) -> TokenTable:
-        """The same for constraints. The first call takes about a second for 200,000 tokens.
+        """The vocabulary for constraints. The first call takes about 1 s for 200,000 tokens.
 
-        `progress` is called with (tokens done, tokens) while it does.
+        `progress` is called with (tokens done, tokens).
         """
         with self._tabling, self._in_use():
             if self._table is None:
@@ -115,7 +115,7 @@ class Vocab:
             return self._table
 
     def specials_in(self, text: str) -> dict[str, int]:
-        """The tokens in a text that no other text can spell, by their names."""
+        """The special tokens named in a text, by name: ids that ordinary text never gets."""
         tokens = set(self.tokenize(text, add_special=False, parse_special=True))
         pieces = {token: self.shown(token) for token in tokens}
         special = [token for token in tokens if self._is_special(token, pieces[token])]
@@ -230,7 +230,7 @@ class Vocab:
 
     @cached_property
     def _special_names(self) -> list[tuple[str, bool]]:
-        """The names that llama.cpp finds in a text before all else, as it orders them: longest
+        """The special names that llama.cpp looks for in a text first, in its order: longest
         first; and whether that is so without `parse_special`, too.
         """
         user_defined = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
@@ -244,7 +244,7 @@ class Vocab:
         return sorted(found.items(), key=lambda each: len(each[0].encode()), reverse=True)
 
     def tokenize_after(self, before: bytes, text: bytes) -> list[int]:
-        """The usual token ids of a text that follows `before`; empty where they are unknown.
+        """The usual token ids of a text that follows `before`; empty if unknown.
 
         Bytes that are not UTF-8 count as U+FFFD.
         """
@@ -263,7 +263,7 @@ class Vocab:
         return []
 
     def tokenize_inside(self, text: str) -> list[int]:
-        """The token ids of a text inside of another one: no space is put before it.
+        """The token ids of a text in the middle of another one: without a space before it.
 
         Empty for tokenizers that cannot do this, and for a text without tokens.
         """
@@ -291,7 +291,7 @@ class Vocab:
 
     @cached_property
     def _mark(self) -> list[int] | None:
-        """The tokens of a character that merges with none behind it; None if it is unknown."""
+        """The tokens of a character that never merges with later ones; None if unknown."""
         if self.type != "SPM":
             return None
         try:
@@ -337,8 +337,8 @@ class Vocab:
     def sequence_breakers(self, texts: tuple[str, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """The sequence breakers of DRY as tokens: (first token, tokens that have to follow).
 
-        A token that contains a breaker needs none after it; a token that ends with the start of a
-        breaker needs the rest of it. Source: llama.cpp's get_overlapping_token_sequences.
+        A token that contains a breaker needs no further tokens; one that ends with the start of a
+        breaker needs the rest. Source: llama.cpp's get_overlapping_token_sequences.
         """
         if texts not in self._breakers:
             if len(self._breakers) >= _MOST_BREAKERS:  # of a server, whose clients choose them

@@ -22,12 +22,12 @@ _CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
 _TEXT = llama_cpp.LLAMA_TOKEN_ATTR_NORMAL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED | _BYTE
 _MOST_OF_FIRST = 1 - 1e-6  # rounding must not leave a negative rest
 _N_SAMPLE = 128  # tokens of an English text
-# Of the ids of the target, which come by falling frequency: all would take a second, and the last
-# 7/8 have two fifths of the compounds of code.
+# Share of the target's ids, in order of falling frequency, that is searched for compounds: all take
+# a second, and the last 7/8 have two fifths of the compounds of code.
 _COMPOUND_SHARE = 1 / 8
 _MIN_COMPOUND_IDS = 1024
 _N_TAIL = 64  # tokens of a text
-_TAIL_SHARE = 1 / 16  # of them are compounds where it pays to look for more: in code, not in prose
+_TAIL_SHARE = 1 / 16  # share of compounds above which looking for more pays: in code, not in prose
 _CODE = """\
 class Cache:
     def __init__(self, size: int = 10) -> None:
@@ -46,13 +46,13 @@ _LEAST_COVERAGE = 0.5  # below, two drafted tokens in a row are mostly impossibl
 
 
 class VocabMap:
-    """Which of the target's tokens the draft has, one to one, and how the draft reads the others.
+    """One-to-one matches of target and draft tokens, and spellings of the target's other tokens.
 
-    Tokens match that write the same bytes (first those of the same name, if the tokenizers are of
-    one type), and control tokens of the same name; padding and unknown tokens never. The usual
-    end-of-text tokens match by their role if their names differ. A draft drafts only what matches,
-    and `compounds`, frequent tokens that it writes in two: its logits are those of these tokens,
-    -inf elsewhere, so that their softmax is the distribution that tokens are drawn from.
+    Tokens match if they write the same bytes (first those of the same name, if the tokenizers are
+    of one type), control tokens if they have the same name; padding and unknown tokens never match.
+    End-of-text tokens of different names match by their role. A draft proposes only tokens that
+    match and `compounds`, frequent tokens that it writes in two; all other logits are -inf, so the
+    softmax is the distribution that tokens are drawn from.
     Timor et al., https://arxiv.org/abs/2502.05202
     """
 
@@ -73,7 +73,7 @@ class VocabMap:
             )
         # Without padding and unknown tokens.
         self.n_common, self.n_target, self.n_draft = len(pairs), len(ours), len(theirs)
-        # Of the tokens of a text, estimated from a short one.
+        # Share of a text's tokens that match, estimated from a short text.
         self.coverage_of_prose = self._coverage(filler_tokens(target, _N_SAMPLE))
         self.coverage_of_code = self._coverage(target.tokenize_inside(_CODE))
         self._here = np.flatnonzero(self.to_draft >= 0)
@@ -87,7 +87,7 @@ class VocabMap:
 
     @property
     def note(self) -> str:
-        """What the draft can draft, in a line; where that is little, with advice."""
+        """One line: the share of tokens that the draft can propose; with advice if that is low."""
         found = (
             f"the draft has another vocabulary ({self._difference}). It drafts only the "
             f"{self.n_common:,} tokens that both have: {self.n_common / self.n_target:.0%} of the "
@@ -111,7 +111,7 @@ class VocabMap:
         return known
 
     def start(self, first: int) -> tuple[int, ...]:
-        """What the draft reads before a text whose first token is `first`: its own BOS token."""
+        """The draft's tokens before a text that starts with `first`: its own BOS token, or none."""
         bos = self._draft.bos
         wants_bos = self._draft.adds_bos and self.spelled(first)[:1] != (bos,)
         return (bos,) if wants_bos else ()
@@ -139,7 +139,7 @@ class VocabMap:
 
     @property
     def anchor(self) -> int:
-        """What the draft reads in place of a text without any token of its own."""
+        """The draft's token for a text of which it has no token."""
         return max(self._draft.bos if self._draft.bos >= 0 else self._draft.eos, 0)
 
     def empty_rows(self, n_rows: int) -> Logits:
@@ -159,8 +159,8 @@ class VocabMap:
     def add_compounds(self, first: int, logit: float, ahead: Logits, out: Logits) -> None:
         """Give the compounds that begin with the draft's token `first` logits in a row `out`.
 
-        `logit` is that of `first`, and the row `ahead` has the draft's logits after it. `first`
-        itself keeps what its compounds leave of its probability.
+        `logit` is the draft's logit of `first`, and the row `ahead` has its logits after `first`.
+        The probability of `first` is split between its compounds and `first` itself.
         """
         tokens, seconds = self.compounds[first]
         largest = ahead.max()
@@ -233,8 +233,8 @@ def _by_name(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
 def _by_bytes(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
     """Tokens by the bytes that they write, control tokens by their names.
 
-    Of several, the first, but a byte token only if there is no other: models do not write ASCII in
-    byte tokens.
+    The first of several tokens is taken, a byte token only if there is no other: models do not
+    write ASCII in byte tokens.
     """
     found: dict[object, int] = {}
     buffer = ctypes.create_string_buffer(256)
