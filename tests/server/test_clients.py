@@ -6,6 +6,7 @@ The model has random weights, and the grammar forces its calls; clients that are
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import warnings
@@ -246,3 +247,47 @@ def test_lm_eval_gets_the_likelihood_of_a_continuation(server: Live, url: str) -
             wanted += float(row[token]) - float(np.logaddexp.reduce(row))
         assert logprob == pytest.approx(wanted, abs=0.01), (context, continuation)
         assert not is_greedy
+
+
+# OpenAI's agents SDK, over the responses API
+
+
+def test_an_agent_uses_two_tools(tmp_path: Path) -> None:
+    agents = client_library("agents")
+    agents.set_tracing_disabled(True)
+    called: list[str] = []
+
+    @agents.function_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        called.append(city)
+        return "sun"
+
+    @agents.function_tool
+    def finish(n: int) -> str:
+        """Finish."""
+        called.append(str(n))
+        return "done"
+
+    path = tmp_path / "model.gguf"
+    tiny.write_llama(path, vocab=tiny.BPE, chat_template=TEMPLATE, n_ctx_train=8192)
+    with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
+
+        async def run() -> Any:
+            async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="any") as client:
+                agent = agents.Agent(
+                    name="a",
+                    instructions="Use the tools.",
+                    model=agents.OpenAIResponsesModel("x", client),
+                    tools=[weather, finish],
+                    tool_use_behavior=agents.StopAtTools(stop_at_tool_names=["finish"]),
+                    model_settings=agents.ModelSettings(
+                        tool_choice="required", max_tokens=400, extra_body={"seed": 1}
+                    ),
+                    reset_tool_choice=False,
+                )
+                return await agents.Runner.run(agent, "hello", max_turns=30)
+
+        result = asyncio.run(run())
+    assert result.final_output == "done"
+    assert called

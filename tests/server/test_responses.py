@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import httpx
 import openai
 import pytest
 import tiny
-from server.test_clients import QUESTION, TEMPLATE, TOOL, Weather, client_library
+from server.test_clients import QUESTION, TEMPLATE, TOOL, Weather
 from serving import Live, comes_true, serving
 
 import ggufspec
@@ -34,7 +33,7 @@ THINKING = "{# <think> </think> #}" + TEMPLATE.replace(
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     path = tmp_path_factory.mktemp("models") / "model.gguf"
-    tiny.write_llama(path, vocab=tiny.BPE, chat_template=TEMPLATE, n_ctx_train=32_768)
+    tiny.write_llama(path, vocab=tiny.BPE, chat_template=TEMPLATE, n_ctx_train=4096)
     with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
         yield live
 
@@ -229,15 +228,18 @@ def test_the_functions_that_may_be_called_are_chosen(server: Live) -> None:
     assert none == n_prompt(server, input="hello")
 
 
-def test_three_hundred_functions_may_be_sent(server: Live) -> None:
-    tools = [
-        {"type": "function", "name": f"f{i}", "parameters": {"type": "object", "properties": {}}}
-        for i in range(300)
-    ]
-    asked = {"input": "hello", "tools": tools, "max_output_tokens": 1}
-    first, again = (server.ok("/v1/responses", **asked)["usage"] for _ in range(2))
-    assert first["input_tokens"] > 300 * 20
-    assert again["input_tokens_details"]["cached_tokens"] >= first["input_tokens"] - 1
+def test_three_hundred_functions_may_be_sent(tmp_path: Path) -> None:
+    template = TEMPLATE.replace("tool | tojson", "tool.function.name")  # a short prompt
+    path = tmp_path / "model.gguf"
+    tiny.write_llama(path, vocab=tiny.BPE, chat_template=template, n_ctx_train=4096)
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [{"type": "function", "name": f"f{i}", "parameters": parameters} for i in range(300)]
+    asked = {"input": "hello", "tools": tools, "tool_choice": "required", "max_output_tokens": 200}
+    with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
+        bodies = [live.ok("/v1/responses", **asked) for _ in range(2)]
+    assert all(body["output"][-1]["name"] in {tool["name"] for tool in tools} for body in bodies)
+    usage = bodies[1]["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] >= usage["input_tokens"] - 1
 
 
 def test_log_probabilities_and_own_fields(server: Live) -> None:
@@ -246,6 +248,7 @@ def test_log_probabilities_and_own_fields(server: Live) -> None:
         input="hello",
         include=["message.output_text.logprobs", "reasoning.encrypted_content"],
         top_logprobs=2,
+        temperature=0,
         max_output_tokens=3,
         top_k=5,
         draft_n=0,
@@ -369,44 +372,3 @@ def test_a_stream_that_fails_says_so(endless: Engine) -> None:
     assert last["response"]["error"]["code"] == "server_error"
     assert "--timeout" in last["response"]["error"]["message"]
     assert last["response"]["output"]
-
-
-def test_an_agent_uses_two_tools(chat_pair: Engine, tmp_path: Path) -> None:
-    agents = client_library("agents")
-    agents.set_tracing_disabled(True)
-    called: list[str] = []
-
-    @agents.function_tool
-    def weather(city: str) -> str:
-        """The weather of a city."""
-        called.append(city)
-        return "sun"
-
-    @agents.function_tool
-    def finish(n: int) -> str:
-        """Finish."""
-        called.append(str(n))
-        return "done"
-
-    path = tmp_path / "model.gguf"
-    tiny.write_llama(path, vocab=tiny.BPE, chat_template=TEMPLATE, n_ctx_train=8192)
-    with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
-
-        async def run() -> Any:
-            async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="any") as client:
-                agent = agents.Agent(
-                    name="a",
-                    instructions="Use the tools.",
-                    model=agents.OpenAIResponsesModel("x", client),
-                    tools=[weather, finish],
-                    tool_use_behavior=agents.StopAtTools(stop_at_tool_names=["finish"]),
-                    model_settings=agents.ModelSettings(
-                        tool_choice="required", max_tokens=400, extra_body={"seed": 1}
-                    ),
-                    reset_tool_choice=False,
-                )
-                return await agents.Runner.run(agent, "hello", max_turns=30)
-
-        result = asyncio.run(run())
-    assert result.final_output == "done"
-    assert called

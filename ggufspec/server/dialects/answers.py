@@ -64,6 +64,8 @@ class Answer:
         """Take in an event of this choice."""
         if isinstance(event, ChoiceFinished):
             steps = self._take(self.parser.finish() if self.parser else [])
+            if self.parts and self.parts[-1].kind == "text":
+                self.parts[-1].logprobs += self._unsaid
             self.stats = event.completion.stats
             self.finish_reason, self.stop = event.completion.finish_reason, event.completion.stop
             if self.calls and self.finish_reason == "stop":
