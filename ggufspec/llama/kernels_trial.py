@@ -35,8 +35,7 @@ _GGML: dict[str, Signature] = {
     "ggml_backend_alloc_ctx_tensors_from_buft": (_POINTER, [_POINTER, _POINTER]),
     "ggml_backend_tensor_set": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
     "ggml_backend_buffer_free": (None, [_POINTER]),
-    "ggml_backend_cpu_init": (_POINTER, []),
-    "ggml_backend_cpu_set_n_threads": (None, [_POINTER, _INT]),
+    "ggml_backend_init_by_name": (_POINTER, [ctypes.c_char_p, ctypes.c_char_p]),
     "ggml_backend_graph_compute": (_INT, [_POINTER, _POINTER]),
     "ggml_backend_free": (None, [_POINTER]),
 }
@@ -89,8 +88,12 @@ def _pair(
     """A context of ggml, a backend, and the same weights in ggml's layout and in ours."""
     memory = library.ggml_init(InitParams(2**25, None, False))
     empty = library.ggml_init(InitParams(4 * library.ggml_tensor_overhead(), None, True))
-    backend = library.ggml_backend_cpu_init()
-    library.ggml_backend_cpu_set_n_threads(backend, 2)
+    # By name: where the CPU's backend is loaded at run time, nothing links its library.
+    backend = library.ggml_backend_init_by_name(b"CPU", None)
+    name = "ggml_backend_set_n_threads"
+    set_n_threads = devices.backend_function("CPU", name, None, _POINTER, _INT)
+    assert set_n_threads is not None
+    set_n_threads(backend, 2)
     n_experts, n_rows, n_columns = values.shape
     plain, packed = (
         library.ggml_new_tensor_3d(context, number, n_columns, n_rows, n_experts)

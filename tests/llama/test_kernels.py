@@ -162,6 +162,18 @@ def test_the_trial_finds_a_kernel_that_computes_something_else(spoiled: str) -> 
     assert {*types} == expected
 
 
+def test_they_are_tried_where_nothing_links_the_library_of_the_cpus_backend() -> None:
+    """A build with GGML_BACKEND_DL: the functions of that library can only be asked for by name."""
+    program = """
+        from ggufspec.llama import devices, kernels_trial
+        found = devices.ggml
+        linked = lambda wanted: not any(name.startswith("ggml_backend_cpu_") for name in wanted)
+        devices.ggml = lambda wanted: found(wanted) if linked(wanted) else None
+        kernels_trial.run_trial()
+        """
+    assert run(program)[-1].startswith("works ")
+
+
 def test_passes_of_the_model_decide_once(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured is stored, and used by the next process."""
     monkeypatch.delenv(kernels.VARIABLE)
