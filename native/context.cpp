@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace ggufspec {
@@ -310,9 +311,15 @@ std::pair<int32_t, int32_t> run_beside(Context & first, Context & second, const 
         if (is_interrupted && is_interrupted()) is_stopped = true;
         return is_stopped.load();
     };
-    auto beside = std::async(std::launch::async, [&] { return second.run([&] { return is_stopped.load(); }); });
+    const auto run_second = [&] { return second.run([&] { return is_stopped.load(); }); };
+    std::future<int32_t> beside;
+    try {
+        beside = std::async(std::launch::async, run_second);
+    } catch (const std::system_error &) {  // no memory for a thread: this one runs it afterwards
+        beside = std::async(std::launch::deferred, run_second);
+    }
     const int32_t result = first.run(stops);
-    while (beside.wait_for(kCheckInterval) != std::future_status::ready) stops();
+    while (beside.wait_for(kCheckInterval) == std::future_status::timeout) stops();
     return {result, beside.get()};
 }
 
