@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import shutil
 import struct
 import tempfile
 import time
@@ -12,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from chat_formats import HARMONY, TEMPLATES, USER, parsed, tool
-from pydantic import ValidationError
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 
 from ggufspec.common.prompts import parse_prompts
 from ggufspec.engine import session_file
@@ -26,6 +29,9 @@ from ggufspec.models.key_overrides import key_overrides_of, with_key_overrides
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.overrides import overrides_of, stays
 from ggufspec.placement.rpc_address import addresses
+from ggufspec.server.dialects.messages_request import MessagesRequest
+from ggufspec.server.dialects.ollama_request import OllamaRequest
+from ggufspec.server.dialects.responses_request import ResponsesRequest
 from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.chat_format import ChatFormat, format_of
 from ggufspec.server.formats.reader import MAX_NAME
@@ -47,17 +53,25 @@ _MESSAGES = [
 ]
 _TENSORS = [f"blk.{i}.ffn_{part}_exps.weight" for i in range(2) for part in ("up", "gate", "down")]
 _KEYS = [{"name": "a", "is_head": False}, None, None]
+_BODIES: tuple[type[BaseModel], ...] = (
+    *(ChatRequest, CompletionRequest, PredictRequest),
+    *(MessagesRequest, ResponsesRequest, OllamaRequest),
+)
 _START = struct.Struct("<8sIQ32s")  # of a session file
 
 
 @cache
 def _file(name: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix="ggufspec-fuzz-")) / name
+    folder = tempfile.mkdtemp(prefix="ggufspec-fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder) / name
 
 
 @cache
 def _process() -> TemplateProcess:
-    return TemplateProcess(MOST_SECONDS / 4)
+    made = TemplateProcess(MOST_SECONDS / 4)
+    atexit.register(made.close)
+    return made
 
 
 @cache
@@ -150,9 +164,12 @@ def raw_session(data: bytes) -> None:
 
 
 def body(data: bytes) -> None:
-    """The body of a request to the server."""
-    kinds = (ChatRequest, CompletionRequest, PredictRequest)
-    kinds[data[0] % len(kinds)].model_validate(parse_json(data[1:]))
+    """The body of a request to the server; those of other APIs become chats."""
+    found = _BODIES[data[0] % len(_BODIES)].model_validate(parse_json(data[1:]))
+    if isinstance(found, (MessagesRequest, OllamaRequest)):
+        found.chat()
+    elif isinstance(found, ResponsesRequest):
+        found.chat(found.items)
 
 
 def options(data: bytes) -> None:
@@ -174,7 +191,7 @@ TARGETS: dict[str, Target] = {
         *(session, raw_session, body, options),
     )
 }
-EXPECTED = (GgufspecError, ApiError, ValidationError)
+EXPECTED = (GgufspecError, ApiError, ValidationError, RequestValidationError)
 
 
 def try_input(target: Target, data: bytes) -> None:
