@@ -108,6 +108,7 @@ def test_blocks_become_messages_of_a_chat() -> None:
                 {"type": "tool_result", "tool_use_id": "1", "content": "none", "is_error": True},
             ],
         },
+        {"role": "system", "content": "four"},
     ]
     system, first, answer, result, last = message_of(messages=turns, system="Be brief.")
     assert system == {"role": "system", "content": "Be brief."}
@@ -115,4 +116,7 @@ def test_blocks_become_messages_of_a_chat() -> None:
     assert (answer["content"], answer["reasoning_content"]) == ("I say", "So")
     assert answer["tool_calls"][0]["function"] == {"name": "weather", "arguments": INPUT}
     assert result == {"role": "tool", "tool_call_id": "1", "content": "Error: none"}
-    assert last == {"role": "user", "content": "three"}
+    reminder = "<system-reminder>\nfour\n</system-reminder>"
+    assert last == {"role": "user", "content": f"three\n{reminder}"}
+    first = [{"role": "system", "content": "one"}, *HELLO]
+    assert message_of(messages=first) == first

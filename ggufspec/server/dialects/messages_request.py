@@ -40,20 +40,13 @@ class TextBlock(Body):
 
 
 class ThinkingBlock(Body):
-    """Reasoning of an earlier answer."""
+    """Reasoning of an earlier answer; the model does not see it if it is redacted."""
 
     kinds = ("blocks",)
-    type: Literal["thinking"]
-    thinking: str
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
     signature: str | None = Field(None, description="Any; it is not checked.")
-
-
-class RedactedThinkingBlock(Body):
-    """Encrypted reasoning of another server; the model does not see it."""
-
-    kinds = ("blocks",)
-    type: Literal["redacted_thinking"]
-    data: str
+    data: str | None = None
 
 
 class ToolUseBlock(Body):
@@ -81,7 +74,7 @@ class ToolResultBlock(Body):
 
 Block = Annotated[
     Annotated[
-        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+        TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
         Field(discriminator="type"),
     ],
     _one_of("blocks", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
@@ -95,13 +88,6 @@ class Message(Body):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
-    @property
-    def blocks(self) -> Sequence[Any]:
-        """The content as blocks."""
-        if isinstance(self.content, str):
-            return [TextBlock(type="text", text=self.content)]
-        return self.content
-
 
 class CustomTool(Body):
     """A tool that the client runs."""
@@ -111,9 +97,7 @@ class CustomTool(Body):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     input_schema: dict[str, Any]
-    input_examples: list[dict[str, Any]] | None = Field(
-        None, description="The model sees them as `examples` of the schema."
-    )
+    input_examples: list[dict[str, Any]] | None = None
     strict: bool | None = Field(None, description="true: calls match the schema.")
 
 
@@ -136,9 +120,7 @@ class Thinking(Body):
 
     kinds = ("thinking",)
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(
-        None, ge=0, description="No effect: the model ends its reasoning, or max_tokens does."
-    )
+    budget_tokens: int | None = Field(None, ge=0, description="Has no effect.")
 
 
 class OutputFormat(Body):
@@ -149,11 +131,9 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """The format of the text, and how long the model reasons."""
+    """The format of the text, and the template's `reasoning_effort`; xhigh and max are high."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="The `reasoning_effort` of the chat template; xhigh and max: high."
-    )
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
@@ -202,51 +182,63 @@ class CountTokensRequest(MessagesRequest):
 
 
 def _tool_of(tool: CustomTool) -> dict[str, Any]:
-    parameters = tool.input_schema
-    if tool.input_examples:
-        parameters = {**parameters, "examples": tool.input_examples}
+    examples = {"examples": tool.input_examples} if tool.input_examples else {}
+    parameters = {**tool.input_schema, **examples}
     function = {"name": tool.name, "description": tool.description, "strict": tool.strict}
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
 def _messages_of(body: MessagesRequest) -> Iterator[dict[str, Any]]:
-    system = body.system or []
-    if isinstance(system, str):
-        system = [TextBlock(type="text", text=system)]
-    if texts := [block for block in system if not block.text.startswith(_BILLING)]:
-        yield {"role": "system", "content": _lines(texts)}
-    for role, together in groupby(body.messages, key=lambda message: message.role):
-        blocks = [block for message in together for block in message.blocks]
-        yield from (_from_assistant if role == "assistant" else _from_client)(role, blocks)
+    turns = [(message.role, _blocks(message.content)) for message in body.messages]
+    system = _blocks(body.system or [])
+    while turns and turns[0][0] == "system":
+        system = [*system, *turns.pop(0)[1]]
+    if text := _lines([each for each in system if not _lines([each]).startswith(_BILLING)]):
+        yield {"role": "system", "content": text}
+    for is_answer, together in groupby(turns, key=lambda turn: turn[0] == "assistant"):
+        if is_answer:
+            yield _from_assistant([block for _, blocks in together for block in blocks])
+        else:
+            yield from _from_client([block for turn in together for block in _said(*turn)])
 
 
-def _from_assistant(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def _said(role: str, blocks: Sequence[Any]) -> Sequence[Any]:
+    """Many templates have no later message of the system: it is marked as Claude Code marks one."""
+    if role != "system":
+        return blocks
+    return _blocks(f"<system-reminder>\n{_lines(blocks)}\n</system-reminder>")
+
+
+def _from_assistant(blocks: Sequence[Any]) -> dict[str, Any]:
     calls = [
         {"id": each.id, "function": {"name": each.name, "arguments": each.input}}
         for each in blocks
         if each.type == "tool_use"
     ]
-    thoughts = [each.thinking for each in blocks if each.type == "thinking"]
-    yield {
-        "role": role,
-        "content": "".join(each.text for each in blocks if each.type == "text") or None,
+    thoughts = [each.thinking for each in blocks if isinstance(each, ThinkingBlock)]
+    return {
+        "role": "assistant",
+        "content": _lines(blocks, "") or None,
         "tool_calls": calls or None,
-        "reasoning_content": "\n\n".join(thoughts) or None,
+        "reasoning_content": "\n\n".join(filter(None, thoughts)) or None,
     }
 
 
-def _from_client(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def _from_client(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Results of tools come first: templates have no other text between a call and its result."""
     results = [each for each in blocks if each.type == "tool_result"]
     for each in results:
-        content = each.content or ""
-        text = content if isinstance(content, str) else _lines(content)
+        text = _lines(_blocks(each.content or ""))
         text = f"Error: {text}" if each.is_error else text
         yield {"role": "tool", "tool_call_id": each.tool_use_id, "content": text}
-    texts = [each for each in blocks if each.type == "text"]
-    if texts or not results:
-        yield {"role": role, "content": _lines(texts)}
+    text = _lines(blocks)
+    if text or not results:
+        yield {"role": "user", "content": text}
 
 
-def _lines(blocks: Sequence[TextBlock]) -> str:
-    return "\n".join(block.text for block in blocks)
+def _blocks(content: str | Sequence[Any]) -> Sequence[Any]:
+    return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+
+
+def _lines(blocks: Sequence[Any], separator: str = "\n") -> str:
+    return separator.join(block.text for block in blocks if block.type == "text")

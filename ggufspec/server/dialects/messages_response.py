@@ -13,6 +13,11 @@ from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_DELTAS = {  # types of deltas and the names of their texts, by kinds of parts
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 _SIGNATURE = "unsigned"  # some clients send back reasoning only where it has one
 
 
@@ -40,8 +45,7 @@ class MessageRenderer:
         if not self._has_begun:
             self._has_begun = True
             empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-            usage = {**_usage(self._n_prompt, 0), "output_tokens": 0}
-            message = {**self._head, **empty, "usage": usage}
+            message = {**self._head, **empty, "usage": _usage(self._n_prompt)}
             found.append({"type": "message_start", "message": message})
         for step in self._answer.add(event):
             found += self._block_events(step)
@@ -68,13 +72,8 @@ class MessageRenderer:
             self._open, self._n_blocks = part, self._n_blocks + 1
             empty = _block(Part(part.kind, id=part.id, name=part.name), signature="")
             yield self._of_block("content_block_start", content_block=empty)
-        if part.kind == "call":
-            delta = {"type": "input_json_delta", "partial_json": text}
-        elif part.kind == "text":
-            delta = {"type": "text_delta", "text": text}
-        else:
-            delta = {"type": "thinking_delta", "thinking": text}
-        yield self._of_block("content_block_delta", delta=delta)
+        kind, name = _DELTAS[part.kind]
+        yield self._of_block("content_block_delta", delta={"type": kind, name: text})
 
     def _block_end(self) -> Iterator[dict[str, Any]]:
         if self._open is None:
@@ -91,23 +90,21 @@ class MessageRenderer:
         reason, stop = self._answer.finish_reason, self._answer.stop
         if reason == "stop":
             return {"stop_reason": "stop_sequence" if stop else "end_turn", "stop_sequence": stop}
-        return {"stop_reason": _REASONS[str(reason)], "stop_sequence": None}
+        return {"stop_reason": _REASONS.get(str(reason), "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
         stats, n_thinking = self._answer.stats, self._answer.n_reasoning_tokens
-        return {
-            **_usage(stats.n_prompt, stats.n_prompt_reused),
-            "output_tokens": stats.n_generated,
-            "output_tokens_details": {"thinking_tokens": n_thinking},
-        }
+        usage = _usage(stats.n_prompt, stats.n_prompt_reused, stats.n_generated)
+        return {**usage, "output_tokens_details": {"thinking_tokens": n_thinking}}
 
 
-def _usage(n_prompt: int, n_reused: int) -> dict[str, int]:
+def _usage(n_prompt: int, n_reused: int = 0, n_generated: int = 0) -> dict[str, int]:
     """All of a prompt is kept in the cache, which is no step of its own here."""
     return {
         "input_tokens": n_prompt - n_reused,
         "cache_read_input_tokens": n_reused,
         "cache_creation_input_tokens": 0,
+        "output_tokens": n_generated,
     }
 
 
