@@ -1,4 +1,4 @@
-"""LoRA adapters: which there are, and whether their files fit a model, before llama.cpp reads them.
+"""LoRA adapters: parses the option, and checks that the files fit the model before llama.cpp does.
 
 Low-rank adaptation: https://arxiv.org/abs/2106.09685
 """
@@ -17,12 +17,12 @@ from ggufspec.models.header import Header, read_one
 from ggufspec.models.tensors import Tensor
 
 _A, _B = ".lora_a", ".lora_b"
-_UNUSED = "_norm.weight"  # llama.cpp reads over these
+_UNUSED = "_norm.weight"  # llama.cpp ignores these
 _EMBEDDING = "token_embd.weight"
 _ALPHA = "adapter.lora.alpha"
 _TOKENS = "adapter.alora.invocation_tokens"
 _TYPES = ("F32", "F16", "BF16", "Q8_0")  # what llama.cpp's convert_lora_to_gguf.py writes
-_FLOAT32_BYTES = 8  # of a value in a header: its type, and 4 bytes; llama.cpp aborts at a double
+_FLOAT32_BYTES = 8  # type and value of a float32 in a header; llama.cpp aborts at a double
 
 
 class Adapter(NamedTuple):
@@ -36,7 +36,7 @@ Adapters = tuple[Adapter, ...]
 
 
 def adapters_of(name: str, given: object) -> Adapters:
-    """The adapters of an option: a list of paths, or of pairs of a path and a scale.
+    """The adapters that an option lists, as paths or as pairs of a path and a scale.
 
     Raises OptionError.
     """
@@ -65,10 +65,10 @@ def check_no_adapter(header: Header) -> None:
 
 
 def with_adapters(model: Header, adapters: Adapters) -> Header:
-    """The header of a model with the tensors of its adapters beside its own, each in its layer.
+    """The header of a model, with the tensors of its adapters added to the layers they change.
 
-    Raises ModelError for a file that is no adapter of this model: llama.cpp would end the process
-    at some of them, and at others compute something else.
+    Raises ModelError for a file that is no adapter of this model: with some, llama.cpp would end
+    the process; with others, it would compute something else.
     """
     added = [tensor for each in adapters for tensor in _tensors(model, each)]
     return replace(model, tensors=(*model.tensors, *added)) if added else model
@@ -85,13 +85,13 @@ def _tensors(model: Header, adapter: Adapter) -> Iterator[Tensor]:
         if end in (_A, _B):
             shapes.setdefault(name, {})[end] = tensor
         elif not tensor.name.endswith(_UNUSED):
-            raise _damaged(header, f"its tensor {tensor.name} is none of {_A} or {_B}")
+            raise _damaged(header, f"its tensor {tensor.name} is neither {_A} nor {_B}")
     if not shapes:
         raise _damaged(header, "it has no tensors")
     weights = {tensor.name: tensor for tensor in model.tensors}
     for name, pair in shapes.items():
         if len(pair) < 2:
-            raise _damaged(header, f"of {name} it has only {next(iter(pair))}")
+            raise _damaged(header, f"it has only {next(iter(pair))} of {name}")
         if (weight := weights.get(name)) is None:
             raise _misfit(header, f"it changes {name}, and the model has no such tensor")
         _check_pair(header, model, weight, pair[_A], pair[_B])
@@ -109,7 +109,7 @@ def _check_kind(header: Header, model: Header) -> None:
         )
     if (of := values.get("adapter.type")) != "lora":
         raise ModelError(
-            f"{path} is an adapter of the type {of!r}; llama.cpp has those of the type 'lora' only"
+            f"{path} is an adapter of the type {of!r}; llama.cpp supports only the type 'lora'"
         )
     if _TOKENS in values:
         raise ModelError(
@@ -128,7 +128,7 @@ def _check_alpha(header: Header, adapter: Adapter) -> None:
     is_float32 = isinstance(alpha, float) and end - start == _FLOAT32_BYTES
     if not is_float32 or not math.isfinite(alpha):
         raise _damaged(header, f"its {_ALPHA} is {alpha!r}, and a finite 32-bit float was expected")
-    # llama.cpp multiplies them before it divides by the rank.
+    # llama.cpp computes scale * alpha first, then divides by the rank.
     validate.number32(f"the scale of {adapter.path} times its alpha", adapter.scale * alpha)
 
 
@@ -148,7 +148,7 @@ def _check_pair(header: Header, model: Header, weight: Tensor, a: Tensor, b: Ten
         )
     n_in, n_out, *others = _dimensions(weight)
     (a_in, a_rank, *a_others), (b_rank, b_out, *b_others) = _dimensions(a), _dimensions(b)
-    if weight.name.endswith(_EMBEDDING):  # A has a row for each token, and is not multiplied with
+    if weight.name.endswith(_EMBEDDING):  # A is looked up by token here, not multiplied
         n_in, n_out, a_in, a_rank = n_out, n_in, a_rank, a_in
     needed = (n_in, b_rank, n_out, others, others)
     if (a_in, a_rank, b_out, a_others, b_others) != needed:

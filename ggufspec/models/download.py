@@ -41,14 +41,14 @@ PART_SUFFIX = ".ggufspec-part"
 N_PARALLEL = 3
 _CHUNK = 2**20
 _POLL_SECONDS = 0.1
-_JOIN_SECONDS = 2.0  # that threads get to end
+_JOIN_SECONDS = 2.0  # how long an error waits for the threads to end
 
 
 def fetch(files: Sequence[RemoteFile], progress: NamedProgress | None = None) -> tuple[Path, ...]:
-    """The files in the cache, downloaded if they are missing, every hash checked.
+    """The paths of the files in the cache: missing ones are downloaded, every hash is checked.
 
-    Raises DownloadError; CacheError where the disk does not take them. After an error or an
-    interrupt, the next call continues with what has been received.
+    Raises DownloadError; CacheError if they cannot be written. After an error or an interrupt, the
+    next call continues after the bytes that were received.
     """
     missing = [
         file for file in files if not (_blob(file).is_file() or _snapshot_path(file).is_file())
@@ -63,7 +63,7 @@ def fetch(files: Sequence[RemoteFile], progress: NamedProgress | None = None) ->
 
 
 def _check_room(missing: Sequence[RemoteFile]) -> None:
-    """Raise CacheError now rather than after gigabytes."""
+    """Raise CacheError if the disk has no room, before anything is downloaded."""
     parts = [part.stat().st_size for part in map(_part, missing) if part.is_file()]
     n_needed = sum(file.size for file in missing) - sum(parts)
     folder = local.hub_cache()
@@ -77,7 +77,7 @@ def _check_room(missing: Sequence[RemoteFile]) -> None:
 
 
 def _receive_all(files: Sequence[RemoteFile], progress: NamedProgress | None) -> None:
-    """Several at a time, in threads; the first error, or an interrupt, ends all of them."""
+    """Receive several files at a time, in threads; an error or an interrupt ends all of them."""
     waiting, outcomes = iter(files), queue.SimpleQueue[BaseException | None]()
     n_done = dict.fromkeys((file.path for file in files), 0)
     stop = threading.Event()
@@ -116,11 +116,11 @@ def _receive_all(files: Sequence[RemoteFile], progress: NamedProgress | None) ->
 
 
 def _receive(file: RemoteFile, stop: threading.Event, n_done: dict[str, int]) -> None:
-    """One blob, continued where its part file ends."""
+    """Receive one blob; continues where its part file ends."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     blob = _blob(file)
-    # huggingface_hub's own lock of this blob, so that no other process writes it meanwhile.
+    # The lock that huggingface_hub takes for this blob: keeps other processes from writing it.
     lock = local.hub_cache() / ".locks" / blob.parents[1].name / f"{file.blob}.lock"
     with _disk(file):
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def _link(file: RemoteFile) -> Path:
     with _disk(file):
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError, FileNotFoundError):  # others were first
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # made by another process
                 if are_symlinks_supported(local.hub_cache()):
                     path.symlink_to(os.path.relpath(blob, path.parent))
                 else:
@@ -239,7 +239,7 @@ def _link(file: RemoteFile) -> Path:
 
 
 def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | None) -> None:
-    """Hash unknown files. Raises DownloadError, and removes it, if one is wrong."""
+    """Hash files without a known hash. If one is wrong, removes it and raises DownloadError."""
     unknown = [
         (file, path)
         for file, path in pairs
@@ -256,7 +256,7 @@ def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | 
 
 
 def _disk(file: RemoteFile) -> AbstractContextManager[None]:
-    """Not around calls of huggingface_hub: its errors are OSErrors, too."""
+    """Turns OSErrors into CacheErrors; not for huggingface_hub, whose errors are OSErrors, too."""
     return disk_errors(
         f"{file.path} into {local.hub_cache()}",
         ". Make room (`ggufspec models rm`), or choose another folder with the environment "
@@ -265,7 +265,7 @@ def _disk(file: RemoteFile) -> AbstractContextManager[None]:
 
 
 def _digest(file: RemoteFile) -> _Hash:
-    """The digest that names a blob: sha256, or git's hash for files that are not in LFS."""
+    """A new digest of the kind that names the blob: sha256, or git's for files outside LFS."""
     if file.sha256 is not None:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
@@ -299,7 +299,7 @@ def known_sha256(path: Path) -> str | None:
 
 
 def hashes_of(paths: Sequence[Path], progress: NamedProgress | None = None) -> Iterator[str]:
-    """Compute and store the sha256 of each file."""
+    """Yields the sha256 of each file, computed and stored."""
     n_done, n_bytes = 0, sum(path.stat().st_size for path in paths)
     for path in paths:
         digest = hashlib.sha256()
@@ -314,7 +314,7 @@ def hashes_of(paths: Sequence[Path], progress: NamedProgress | None = None) -> I
 
 
 def remember(path: Path, sha256: str) -> None:
-    """Store the hash of a file; if that fails, it will be computed again."""
+    """Store the hash of a file; if it cannot be stored, it is computed again next time."""
     with contextlib.suppress(CacheError, OSError):
         data = json.dumps({"file": _identity(path), "sha256": sha256}).encode()
         write_whole(_record_path(path), len(data), [data])

@@ -19,15 +19,15 @@ from ggufspec.models.shape import shape_of
 from ggufspec.models.trim_facts import trim_of, trim_text
 from ggufspec.models.vocabulary_overlap import n_common
 
-MOST_FILES = 24  # whose headers are read, the smallest first: each takes up to 0.15 s
-MOST_COST = 1 / 2  # of the bytes that a pass of the target reads; Qwen2.5 0.5B for 1.5B: 0.4
-LEAST_OVERLAP = 0.3  # of two vocabularies: with less, too few tokens can be drafted
-_WHOLE_OVERLAP = 0.99  # but for padding tokens
+MOST_FILES = 24  # headers to read, of the smallest files; each takes up to 0.15 s
+MOST_COST = 1 / 2  # of the bytes per target pass; Qwen2.5 0.5B for 1.5B: 0.4
+LEAST_OVERLAP = 0.3  # of vocabularies; with less, too few tokens can be drafted
+_WHOLE_OVERLAP = 0.99  # below 1 because of padding tokens
 
 
 @dataclass(frozen=True)
 class DraftProposal:
-    """A draft for a target, and the reason. name: as `resolve` takes it, or MTP."""
+    """A draft for a target, and the reason. name: an argument of `resolve`, or MTP."""
 
     name: str
     why: str
@@ -38,7 +38,7 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
 
     In this order: the MTP head in its file, or beside it; a DFlash or EAGLE-3 head beside it; the
     newest trimmed draft whose tokens the target has; the draft that the registry pairs with it; the
-    smallest model of its vocabulary; the model that has most of its tokens. Only headers are read.
+    smallest model with the same vocabulary; the model with the largest overlap. Reads only headers.
     Raises ModelError if none fits.
     """
     known = registry or load_registry()
@@ -80,9 +80,9 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A cheap model, and how much its vocabulary has in common with the target's.
+    """A cheap model, and the overlap of its vocabulary with the target's.
 
-    overlap: of the smaller of the two.
+    overlap: common tokens, as a share of the smaller vocabulary.
     """
 
     path: Path
@@ -93,7 +93,7 @@ class _Candidate:
 
 
 def _headers_here(wanted: Header) -> Iterator[Header]:
-    """The headers of files beside the target, and of smaller ones in caches, the smallest first."""
+    """Yields headers of files beside the target and of smaller files in caches, by size."""
     beside = wanted.paths[0].parent
     folders = (beside, trims_folder())
     models = (*chain.from_iterable(map(local.models_in, folders)), *local.cached_models())
@@ -112,7 +112,7 @@ def _headers_here(wanted: Header) -> Iterator[Header]:
 
 
 def _head_beside(wanted: Header, headers: Sequence[Header]) -> DraftProposal | None:
-    """A head that fits, from the target's folder."""
+    """A head from the target's folder that fits the target; None if there is none."""
     found: dict[str, Path] = {}
     for header in headers:
         path = header.paths[0]
@@ -127,7 +127,7 @@ def _head_beside(wanted: Header, headers: Sequence[Header]) -> DraftProposal | N
 
 
 def _drafts_among(wanted: Header, headers: Sequence[Header]) -> Iterator[_Candidate]:
-    """The cheap models among them."""
+    """Yields those of the models that are cheap enough to draft for `wanted`."""
     most = MOST_COST * shape_of(wanted).n_pass_bytes
     for header in headers:
         try:
@@ -142,7 +142,7 @@ def _drafts_among(wanted: Header, headers: Sequence[Header]) -> Iterator[_Candid
 
 
 def _writes_text(header: Header) -> bool:
-    """Whether it is no head, embedding model or encoder, and more than a vocabulary."""
+    """Whether a file is a whole decoder: no head, encoder, embedding model or bare vocabulary."""
     of, values = header.architecture, header.values
     others = (f"{of}.pooling_type", f"{of}.decoder_start_token_id")
     is_decoder = values.get(f"{of}.attention.causal", True) and values.keys().isdisjoint(others)

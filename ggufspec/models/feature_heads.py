@@ -1,7 +1,7 @@
-"""Heads that read inputs of the target's layers: EAGLE-3, DFlash, DFlash2 and DSpark.
+"""Checks heads that read inputs of the target's layers: EAGLE-3, DFlash, DFlash2 and DSpark.
 
-Each check is for something on which llama.cpp would end the process, read other memory, or load
-another head.
+Without these checks llama.cpp would end the process, read memory out of bounds, or load a head
+that belongs to another model.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ggufspec.models.head_facts import (
 )
 from ggufspec.models.header import Header, open_gguf
 
-_N_TARGET_LAYERS = 3  # of EAGLE-3
-_BLOCK_SIZE = 16  # of DFlash heads without the key
-_MOST_TOKENS = 1024  # of a block
+_N_TARGET_LAYERS = 3  # read by an EAGLE-3 head
+_BLOCK_SIZE = 16  # default of DFlash heads without the key
+_MOST_TOKENS = 1024  # in a block
 # llama.cpp has room for 1,024 operations, of which DSpark needs up to 20 for each token.
 _MOST_CHAINED = 24
 
 
 def eagle3(target: Header, draft: Header) -> HeadFacts:
-    """An EAGLE-3 head. Raises ModelError, VocabError."""
+    """The facts of an EAGLE-3 head, checked. Raises ModelError, VocabError."""
     width, read = target.number("embedding_length"), draft.number("target_hidden_size", 0)
     if read != width:
         raise misfit(draft, f"made for a target of width {read}, and the target has {width}")
@@ -42,7 +42,7 @@ def eagle3(target: Header, draft: Header) -> HeadFacts:
 
 
 def dflash(target: Header, draft: Header) -> HeadFacts:
-    """A DFlash, DFlash2 or DSpark head. Raises ModelError, VocabError.
+    """The facts of a DFlash, DFlash2 or DSpark head, checked. Raises ModelError, VocabError.
 
     Keys: src/models/dflash.cpp and common/speculative.cpp of llama.cpp.
     """
@@ -106,7 +106,7 @@ def _block(draft: Header) -> Block:
 
 
 def _check_dflash_attention(draft: Header) -> None:
-    """The graph takes all layers to be alike, and has a rotation and windows with few checks."""
+    """Raise ModelError for layers that differ, or a rotation or window the graph does not check."""
     for name in ("head_count", "head_count_kv"):
         if len(set(draft.numbers(f"attention.{name}", 1))) > 1:
             raise damaged(draft, f"its layers have different {name}s")
@@ -182,7 +182,7 @@ def _check_eagle3_tensors(target: Header, draft: Header, width: int) -> None:
             raise damaged(draft, f"{name} {has}; it must be {wanted} wide")
     for name, n_rows in (("token_embd.weight", target.n_vocab), ("output.weight", n_own)):
         shape, whose = shapes.get(name), "it has"
-        if shape is None:  # then the target's is used
+        if shape is None:  # the head uses the target's tensor
             if n_embd != width:
                 raise misfit(
                     draft, f"{n_embd} wide without its own {name}, and the target {width} wide"
@@ -197,7 +197,7 @@ def _check_eagle3_tensors(target: Header, draft: Header, width: int) -> None:
 
 
 def _check_d2t(draft: Header, n_vocab: int) -> None:
-    """Raise ModelError unless each drafted token is one of the vocabulary."""
+    """Raise ModelError if `d2t` maps a drafted token outside the vocabulary."""
     tensor = draft.tensor("d2t")
     if tensor.type != "I64" or len(tensor.shape) != 1:
         raise damaged(draft, f"d2t is of type {tensor.type}; it must be a list of I64")

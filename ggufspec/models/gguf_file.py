@@ -15,16 +15,16 @@ from ggufspec.errors import OptionError
 from ggufspec.models.tensors import TYPES, Tensor
 
 _ALIGNMENT = 32
-# gguf_metadata_value_type; SCALARS has the codes of `struct` of those with a fixed size
+# gguf_metadata_value_type; SCALARS: `struct` codes of the fixed-size types
 _UINT32, STRING, ARRAY = 4, 8, 9
-_KINDS = {int: 5, float: 6, bool: 7}  # of arrays: INT32, FLOAT32, BOOL
+_KINDS = {int: 5, float: 6, bool: 7}  # element types of arrays: INT32, FLOAT32, BOOL
 SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 
 Chunk = bytes | memoryview
 
 
 class Encoded(bytes):
-    """A value of the metadata as it is in a file: its type, then its content."""
+    """A value of the metadata as stored in a file: its type, then its content."""
 
     @property
     def length(self) -> int | None:
@@ -42,12 +42,12 @@ class Encoded(bytes):
         return struct.unpack_from(f"<{self.length}{self._code(4)}", self, 16)
 
     def with_numbers(self, numbers: Sequence[Any]) -> Encoded:
-        """An array of other numbers of the same type."""
+        """An array of `numbers`, of the same element type as this array."""
         n = len(numbers)
         return Encoded(self[:8] + struct.pack(f"<Q{n}{self._code(4)}", n, *numbers))
 
     def picked(self, kept: Sequence[int]) -> Encoded:
-        """An array of some of its elements, of numbers or of texts."""
+        """An array of the elements with the indices `kept`; elements are numbers or texts."""
         if self.is_numbers:
             numbers = self.numbers
             return self.with_numbers([numbers[i] for i in kept])
@@ -60,7 +60,7 @@ class Encoded(bytes):
         return Encoded(self[:8] + struct.pack("<Q", len(kept)) + texts)
 
     def with_number(self, number: int) -> Encoded:
-        """Another single number of the same type."""
+        """A single number of the same type as this one."""
         return Encoded(self[:4] + struct.pack(f"<{self._code(0)}", number))
 
     def _code(self, at: int) -> str:
@@ -69,12 +69,12 @@ class Encoded(bytes):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file that is planned but not written; its content is made while it is written.
+    """A GGUF file that is planned but not written; its data is computed during the write.
 
     values: the metadata: bool, int, float, str, a list of bytes (texts), booleans, floats or
-    integers, or a value of another file.
+    integers, or an Encoded value of another file.
     data: yields the data of each tensor in order, in chunks of a few megabytes; a chunk may be
-    overwritten when the next one is made. sources: the files that it is made from.
+    overwritten when the next one is made. sources: the files that the data is read from.
     """
 
     values: Mapping[str, Any]
@@ -111,7 +111,7 @@ class GgufFile:
         return len(self.header) + self.n_tensor_bytes
 
     def chunks(self) -> Iterator[Chunk]:
-        """The whole file."""
+        """Yields the content of the whole file."""
         yield self.header
         for tensor, data in zip(self.tensors, self.data(), strict=True):
             yield from data
@@ -132,10 +132,10 @@ class GgufFile:
 def write(
     file: GgufFile, path: Path, *, force: bool = False, progress: Progress | None = None
 ) -> None:
-    """Write the file: afterwards it is whole, or as it was before. Memory stays small at any size.
+    """Write the file atomically: an error leaves `path` unchanged. Needs little memory at any size.
 
     progress: called with bytes done and bytes in all. force: replace an existing file.
-    Raises OptionError as `check_path`, CacheError if the folder or the disk does not take the file.
+    Raises OptionError as `check_path`, CacheError if the file cannot be written.
     """
     check_path(path, force=force, sources=file.sources)
     write_whole(path, file.n_bytes, file.chunks(), progress, USER_FOLDER)
@@ -144,8 +144,8 @@ def write(
 def check_path(path: Path, *, force: bool, sources: Sequence[Path] = ()) -> None:
     """Raise OptionError for a path that cannot or must not be written.
 
-    A folder, a device, a path whose folder does not exist, one of the files that are read to make
-    it (`sources`), or, without `force`, any existing file.
+    These are folders, devices, paths in a folder that does not exist, the files that the data is
+    read from (`sources`) and, without `force`, existing files.
     """
     if path.is_dir():
         raise OptionError(f"{path} is a folder: name the file to write, such as {path}/model.gguf")

@@ -1,4 +1,4 @@
-"""What a draft head is, and how one that does not fit its target is refused."""
+"""Facts about a draft head, and the errors for a head that does not fit its target."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ggufspec.errors import ModelError, VocabError
 from ggufspec.models.header import Header
 from ggufspec.models.vocabulary_overlap import has_same_tokens
 
-MTP: Final = "mtp"  # as a draft: the head in the target's own file (a file: ./mtp)
+MTP: Final = "mtp"  # as a draft: the head in the target's file; a file of that name is ./mtp
 EAGLE3, ASSISTANT, DFLASH = "eagle3", "gemma4-assistant", "dflash"  # architectures
 KINDS = {
     EAGLE3: "an EAGLE-3 head",
     ASSISTANT: "a Gemma 4 assistant",
     DFLASH: "a DFlash head",
 }
-# llama.cpp computes logits of each token of an EAGLE-3 head's batch, and has room for those of each
-# row of hidden states that it encodes.
+# llama.cpp computes logits of each token of an EAGLE-3 head's batch, and allocates logits for each
+# encoded row of hidden states.
 EAGLE3_BATCH, EAGLE3_ROWS = 128, 32
-DFLASH_BATCH = 64  # llama.cpp computes logits of each token of a batch, here too
+DFLASH_BATCH = 64  # llama.cpp computes logits of each token of this batch, too
 
 
 @dataclass(frozen=True)
 class Block:
-    """What a DFlash head reads to draft: the text's last token, then `mask` tokens.
+    """The input with which a DFlash head drafts: the text's last token, then `mask` tokens.
 
-    n_tokens: of a block, as it was trained. first: its first place that predicts a token, the next
-    one of the text. n_candidates: DFlash2 scores so many tokens for each place, given the one
-    before; 0: logits of all tokens. is_causal: no token of a block sees those behind it.
+    n_tokens: length of a block in training. first: index of the first place that predicts, namely
+    the next token of the text. n_candidates: number of tokens that DFlash2 scores per place, given
+    the token before; 0: logits of all tokens. is_causal: a token of a block sees no later ones.
     """
 
     n_tokens: int
@@ -46,9 +46,9 @@ class Block:
 class HeadFacts:
     """A head that drafts from the target's hidden states.
 
-    n_layers: its own that draft a token each. target_layers: those of the target whose inputs it
-    reads (EAGLE-3, DFlash). shares_cache: it reads the target's KV cache, and has none.
-    borrows_output: it multiplies with the target's output matrix. block: of a DFlash head.
+    n_layers: number of its layers that draft one token each. target_layers: the target's layers
+    whose inputs it reads (EAGLE-3, DFlash). shares_cache: it reads the target's KV cache instead
+    of its own. borrows_output: it uses the target's output matrix. block: of DFlash heads only.
     """
 
     kind: Literal["mtp", "eagle3", "dflash"]
@@ -59,13 +59,13 @@ class HeadFacts:
     block: Block | None = None
 
     def n_rows(self, n_draft_max: int) -> int:
-        """Tokens of a pass that drafts, each with a row of logits, for drafts of so many tokens."""
+        """Tokens, each with a row of logits, in a pass of the head that drafts `n_draft_max`."""
         return min(self.block.n_tokens, self.block.first + n_draft_max) if self.block else 1
 
 
 @cache
 def architectures() -> Mapping[str, Any]:
-    """Which architectures llama.cpp can run with which heads."""
+    """The table of architectures that llama.cpp can run with each kind of head."""
     return read_toml(Path(__file__).with_name("architectures.toml"))["heads"]  # type: ignore[no-any-return]
 
 
@@ -85,7 +85,7 @@ def kind_of(header: Header) -> str:
 
 
 def check_tokens(target: Header, draft: Header) -> None:
-    """Raise VocabError unless the head has all tokens that the target may write."""
+    """Raise VocabError if the target may write a token that the head does not have."""
     if not has_same_tokens(target, draft) or len(draft.tokens) < len(target.tokens):
         raise VocabError(
             f"{draft.paths[0]} is {kind_of(draft)} for another vocabulary ({len(draft.tokens):,} "

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file without slow arrays of tokens, and checks every count."""
+"""Reads the header of a GGUF file, skips its long arrays, and checks every count."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ggufspec.models.tensors import QUANTIZATIONS, TYPES_BY_NUMBER, Tensor
 
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-_MOST_READ = 2**30  # bytes; a large vocabulary takes some ten million
+_MOST_READ = 2**30  # bytes; a large vocabulary takes about 10 MB
 _N_MOST_KEYS, _N_MOST_TENSORS = 2**16, 2**20
 _N_MOST_DIMENSIONS, _N_MOST_LAYERS = 4, 2048
 _MOST_BYTES = 2**62
-_KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
+_KEPT_NUMBERS = 4096  # longer arrays (a number for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
 _ALIGNMENTS = [2**i for i in range(21)]
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
@@ -40,8 +40,8 @@ class Header:
     """The header of a model, joined from all its files if it is split.
 
     values: the metadata by key: numbers, strings, booleans, lists of numbers or of bytes (strings
-    that may not be UTF-8). n_bytes: size of the files. If read from a file, spans: the bytes of
-    each value in the first file, and starts: for each tensor, its file and where its data begins.
+    that may not be UTF-8). n_bytes: size of the files. Empty unless read from a file: spans, the
+    start and end of each value in the first file; starts, the file and data offset of each tensor.
     """
 
     paths: tuple[Path, ...]
@@ -68,14 +68,14 @@ class Header:
 
     @property
     def n_layers(self) -> int:
-        """Raises ModelError for more than a model has: each is looked at."""
+        """Raises ModelError for an absurd number, since callers loop over the layers."""
         if (found := self.number("block_count")) > _N_MOST_LAYERS:
             raise _damaged(self.paths[0], f"it claims {found:,} layers")
         return found
 
     @property
     def n_mtp_layers(self) -> int:
-        """How many of its last blocks are for multi-token prediction."""
+        """The number of blocks, at the end, for multi-token prediction."""
         return min(self.number("nextn_predict_layers", 0), self.n_layers)
 
     @property
@@ -89,7 +89,7 @@ class Header:
 
     @property
     def n_ctx(self) -> int:
-        """The context that it was trained for, in tokens; 0: unknown."""
+        """The context length of its training, in tokens; 0: unknown."""
         return self.number("context_length", 0)
 
     @cached_property
@@ -98,7 +98,7 @@ class Header:
 
     @cached_property
     def vocabulary(self) -> str:
-        """A fingerprint: files with the same one have the same tokens, except for padding."""
+        """A fingerprint: equal for files whose tokens are the same, except for padding."""
         tokens = self.tokens
         n_real = len(tokens)
         while n_real and tokens[n_real - 1].startswith(_PADDING):
@@ -130,7 +130,7 @@ class Header:
 
     @cached_property
     def quantization(self) -> str:
-        """Its quantization by the name of llama-quantize; else its matrix_type."""
+        """Its quantization by llama-quantize's name, if known; else its matrix_type."""
         found = self.values.get("general.file_type")
         if isinstance(found, int) and 0 <= found < len(QUANTIZATIONS):
             return QUANTIZATIONS[found] or self.matrix_type
@@ -138,9 +138,9 @@ class Header:
 
     @cached_property
     def matrix_type(self) -> str:
-        """The type of most bytes of the matrices that a pass multiplies with."""
+        """The type with the most bytes among the matrices that a pass multiplies with."""
         counted: Counter[str] = Counter()
-        unused = None if self.is_tied else "token_embd.weight"  # only looked up
+        unused = None if self.is_tied else "token_embd.weight"  # looked up, not multiplied
         for tensor in self.tensors:
             is_unused = tensor.name == unused or tensor.name.endswith(_OF_ADAPTERS)
             if len(tensor.shape) > 1 and not is_unused:
@@ -155,7 +155,7 @@ class Header:
         return found
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A whole number by its key without the architecture. Raises ModelError."""
+        """The whole number of a key, given without the architecture. Raises ModelError."""
         name = f"{self.architecture}.{key}"
         found = self.values.get(name, default)
         if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 2**31:
@@ -166,7 +166,7 @@ class Header:
         return found
 
     def numbers(self, key: str, default: int | None = None) -> list[int]:
-        """A whole number for each layer; a file may have one for all. Raises ModelError."""
+        """A whole number per layer; a file may store one for all. Raises ModelError."""
         found = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(found, list) and len(found) == self.n_layers:
             numbers = [each for each in found if isinstance(each, int) and 0 <= each < 2**31]
@@ -199,14 +199,14 @@ def read_header(path: Path) -> Header:
 
 
 def read_one(path: Path) -> Header:
-    """The header of one file alone, even of a split set. Raises ModelError."""
+    """The header of this file alone, even if it is part of a split set. Raises ModelError."""
     with open_gguf(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         return _Parser(data, path).header()
 
 
 @contextmanager
 def open_gguf(path: Path) -> Iterator[BinaryIO]:
-    """A GGUF file, open at its first byte. Raises ModelError, also for OSErrors of the block."""
+    """A GGUF file, open at its first byte. OSErrors, also of the block, become ModelErrors."""
     try:
         if is_stream(path):
             raise ModelError(f"{path} is not a regular file; name a GGUF model")
@@ -254,7 +254,7 @@ def layer_of(tensor_name: str) -> int | None:
 
 
 def _joined(parts: Sequence[Header]) -> Header:
-    """One header from those of all files: the first has the metadata, each has other tensors."""
+    """Joins the headers of a split set: the first file has the metadata, each has other tensors."""
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     paths = tuple(path for part in parts for path in part.paths)
     starts = {name: start for part in parts for name, start in part.starts.items()}
@@ -273,8 +273,8 @@ class _Parser:
         self._data, self._path, self._n_bytes = data, path, len(data)
         self._end = min(len(data), _MOST_READ)
         self._at = len(_MAGIC)
-        self._offsets: dict[str, int] = {}  # of the data of the tensors parsed so far
-        self._n_data = 0  # where it ends
+        self._offsets: dict[str, int] = {}  # offsets of the data of tensors parsed so far
+        self._n_data = 0  # offset of the end of that data
 
     def header(self) -> Header:
         version = self._number("I")
@@ -303,7 +303,7 @@ class _Parser:
         return Header((self._path,), self._n_bytes, values, tensors, spans, starts)
 
     def _data_start(self, alignment: object) -> int:
-        """Where the data of the tensors begins. Raises ModelError if the file ends within it."""
+        """The offset of the tensors' data. Raises ModelError if the file ends within the data."""
         if type(alignment) is not int or alignment not in _ALIGNMENTS:
             raise self._damaged(f"it aligns its tensors to {_shown(alignment)} bytes")
         start = -(-self._at // alignment) * alignment
@@ -353,7 +353,7 @@ class _Parser:
         return list(struct.unpack(f"<{n}{code}", raw)) if n <= _KEPT_NUMBERS else None
 
     def _texts(self, n: int) -> list[bytes]:
-        """Many strings; written for speed, since a vocabulary has up to 260,000."""
+        """Reads `n` strings; optimized, since a vocabulary has up to 260,000."""
         self._check_room(n * 8)
         data, at, end = self._data, self._at, self._end
         length_at: Callable[[mmap, int], tuple[int]] = struct.Struct("<Q").unpack_from

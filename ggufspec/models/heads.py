@@ -30,7 +30,7 @@ _TARGET_OF_ASSISTANT = "gemma4"
 
 
 def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
-    """The head of a draft's file, or without one that in the target's file; None: it has none.
+    """The head in the draft's file or, without a draft, in the target's file; None: there is none.
 
     A whole model with MTP layers, named as a draft, is an ordinary draft. Raises ModelError and
     VocabError for a head that does not fit the target, or that llama.cpp does not run.
@@ -49,7 +49,7 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
 
 
 def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFacts | None]:
-    """The header of a draft's file, if it has one, and which head it is. Raises as `head_of`."""
+    """The header of a draft's file and a head's facts; each may be None. Raises as `head_of`."""
     if draft == MTP:
         if why := _why_no_mtp(target):
             raise ModelError(
@@ -62,7 +62,7 @@ def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFac
 
 
 def is_head(header: Header) -> bool:
-    """Whether a file is a draft head, without a model that could write text.
+    """Whether a file is a draft head only, which cannot write text by itself.
 
     Raises ModelError for a LoRA adapter.
     """
@@ -71,7 +71,7 @@ def is_head(header: Header) -> bool:
 
 
 def is_mtp_alone(header: Header) -> bool:
-    """Whether a file has layers for multi-token prediction, and no others."""
+    """Whether all layers of a file are for multi-token prediction."""
     has_others = "blk.0.attn_norm.weight" in header.tensor_names and header.mtp_layers.start > 0
     return header.n_mtp_layers > 0 and not has_others
 
@@ -81,12 +81,12 @@ def check_model(header: Header) -> None:
     if is_head(header):
         raise ModelError(
             f"{header.paths[0]} is {kind_of(header)}, not a model: name it as the draft (--draft), "
-            "and as the target the model that it was made for"
+            "and name the model that it was made for as the target"
         )
 
 
 def head_text(header: Header) -> str:
-    """What `models show` says of a head: of the file itself, or in it; empty without one."""
+    """Describes, for `models show`, the head that a file is or contains; empty without one."""
     if header.architecture == EAGLE3:
         layers = ", ".join(map(str, header.values.get("eagle3.target_layers") or ["unknown"]))
         width = header.number("target_hidden_size", 0)
@@ -123,10 +123,10 @@ def _why_no_mtp(header: Header) -> str:
 
 
 def _check_rotation(draft: Header) -> None:
-    """Raise ModelError for rotated dimensions with which llama.cpp would end the process."""
+    """Raise ModelError for a number of rotated dimensions at which llama.cpp ends the process."""
     n_heads = max([1, *draft.numbers("attention.head_count", 1)])
     length = draft.number("embedding_length") // n_heads
-    for kind in ("", "_swa"):  # layers with a window are as the others, unless it says otherwise
+    for kind in ("", "_swa"):  # the keys of layers with a window default to the other layers'
         length = draft.number(f"attention.key_length{kind}", length)
         n_rot = draft.number(f"rope.dimension_count{kind}", length)
         if n_rot % 2 or not 0 < n_rot <= length:
@@ -149,7 +149,7 @@ def _sidecar(target: Header, draft: Header) -> HeadFacts:
 
 
 def _assistant(target: Header, draft: Header) -> HeadFacts:
-    """Checks everything on which llama.cpp would end the process, or read other memory."""
+    """Checks all numbers at which llama.cpp would end the process or read out of bounds."""
     if target.architecture != _TARGET_OF_ASSISTANT:
         raise misfit(draft, f"for {_TARGET_OF_ASSISTANT}, and the target is {target.architecture}")
     width, wanted = draft.number("embedding_length_out", 0), target.number("embedding_length")
@@ -181,7 +181,7 @@ def _assistant(target: Header, draft: Header) -> HeadFacts:
 
 
 def _windows(header: Header) -> list[bool]:
-    """Which layers have a sliding window. Raises ModelError."""
+    """Whether each layer has a sliding window. Raises ModelError."""
     found = header.values.get(f"{header.architecture}.attention.sliding_window_pattern")
     if not isinstance(found, list) or len(found) != header.n_layers:
         raise ModelError(
@@ -192,7 +192,7 @@ def _windows(header: Header) -> list[bool]:
 
 
 def _cells(header: Header, layer: int, has_window: bool) -> tuple[int, int, int]:
-    """KV heads of a layer, and the length of each one's key and value."""
+    """The number of KV heads of a layer, and the lengths of their keys and values."""
     kind = "_swa" if has_window else ""
     key, value = (header.number(f"attention.{of}_length{kind}", 0) for of in ("key", "value"))
     return header.numbers("attention.head_count_kv", 0)[layer], key, value

@@ -1,4 +1,4 @@
-"""Asks the hub what a repository has, and explains its errors."""
+"""Lists the files of a repository on the hub, and explains the hub's errors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 from ggufspec.errors import DownloadError, OptionError
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
-LONGEST_WAIT = 30.0  # seconds; a longer one, asked for by the hub, is an error
-TIMEOUT = 20.0  # seconds without a byte
+LONGEST_WAIT = 30.0  # seconds; if the hub asks for a longer wait, that is an error
+TIMEOUT = 20.0  # seconds in which no byte arrives
 KEPT = "what was received is kept, and the next run continues from there"
 _TRUE = {"1", "ON", "YES", "TRUE"}
 Result = TypeVar("Result")
 
 
 class Transient(DownloadError):
-    """A temporary failure: connection, overload. wait: seconds that the hub asked for."""
+    """A temporary failure: connection, overload. wait: seconds, if the hub says when to retry."""
 
     def __init__(self, message: str, wait: float | None = None) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class RemoteFile:
     """A file on the hub, at one commit."""
 
     repo: str
-    revision: str  # as given
+    revision: str  # as the user named it
     commit: str
     path: str
     size: int
@@ -55,7 +55,7 @@ def list_files(repo: str, revision: str) -> dict[str, RemoteFile]:
                     repo, revision=revision, files_metadata=True, timeout=TIMEOUT
                 )
             except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
-                raise DownloadError(_no_hub()) from error  # not an answer of a hub
+                raise DownloadError(_no_hub()) from error  # the answer is not that of a hub
             except ValueError as error:  # an invalid token, or an invalid date
                 raise DownloadError(f"{_no_hub()}; or the token in HF_TOKEN ({error})") from error
         commit = info.sha or ""
@@ -105,7 +105,7 @@ def retry(
 ) -> Result:
     """Retry temporary failures after increasing waits. Raises the last Transient.
 
-    Progress, by `n_done`, starts the waits over.
+    Starts again with the shortest wait if `n_done` has grown since the last failure.
     """
     best, waits = n_done(), iter(WAITS)
     while True:
@@ -160,7 +160,7 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Switch off the warnings of huggingface_hub, since errors are reported once, by us."""
+    """Switch off the warnings of huggingface_hub: its errors are raised, and reported once."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -171,7 +171,7 @@ def quiet() -> Iterator[None]:
 
 
 def offline_message(what: str) -> str:
-    """The message for a file that is not in the cache, without network."""
+    """The error message for a file that is not in the cache when downloads are switched off."""
     return (
         f"{what} is not in the cache, and downloads are off (--offline or HF_HUB_OFFLINE): "
         "pull it first with network access"
@@ -204,7 +204,7 @@ def _refusal(what: str, repo: str, response: object) -> DownloadError:
     if status == 429:
         when = "in some minutes" if wait is None else f"in {wait:.0f} seconds"
         message = f"the hub allows no more requests for now (429): try again {when}; {KEPT}"
-        # Without a time, retries would only prolong it.
+        # If the hub names no time, retries would only prolong the block.
         return Transient(message, 2 * LONGEST_WAIT if wait is None else wait)
     if status >= 500 or status == 408:
         message = f"the hub failed (status {status} for {what}): try again later; {KEPT}"
@@ -220,7 +220,7 @@ def _no_hub() -> str:
 def _is_address(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        has_port = parts.port is None or parts.port > 0  # reading it checks it
+        has_port = parts.port is None or parts.port > 0  # raises if the port is invalid
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port

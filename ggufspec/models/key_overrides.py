@@ -15,9 +15,9 @@ from ggufspec.models.header import Header
 KINDS = {"int": int, "float": float, "bool": bool, "str": str}
 ROPE_SCALINGS = ("none", "linear", "yarn")
 _FORM = re.compile(r"([^=\0]+)=(\w+):([^\0]*)", re.DOTALL)
-_MOST_BYTES = 127  # of a key or a text in llama.cpp
-# Keys that may have another value: most others describe the shapes of tensors, and at a wrong one
-# llama.cpp ends the process.
+_MOST_BYTES = 127  # length of a key or a text in llama.cpp
+# Keys that may be replaced. Most others describe the shapes of tensors: llama.cpp ends the process
+# if they are wrong.
 _ALLOWED = re.compile(
     r"tokenizer\.(chat_template|ggml\.(pre|(add|remove|escape)_\w+|\w+_token_id))"
     r"|general\.(name|sampling\.\w+)"
@@ -29,14 +29,14 @@ _ROPE_TYPES = ("none", "linear", "yarn", "longrope")
 
 
 class KeyOverride(NamedTuple):
-    """A key of the header with another value; an override has priority over those before it."""
+    """A key of the header with its new value; later overrides have priority over earlier ones."""
 
     key: str
     value: int | float | bool | str
 
     @property
     def kind(self) -> str:
-        """The name of its type in KINDS."""
+        """The name in KINDS of the value's type."""
         return type(self.value).__name__
 
     def __str__(self) -> str:
@@ -48,9 +48,9 @@ KeyOverrides = tuple[KeyOverride, ...]
 
 
 class Rope(NamedTuple):
-    """How positions are scaled for a context longer than that of the training; None: as is.
+    """Scaling of positions for a context longer than in training; None: the file's value.
 
-    scale: the factor by which the context grows. n_ctx_orig: the context before scaling.
+    scale: the factor by which the context grows. n_ctx_orig: the context length before scaling.
     """
 
     scaling: str | None = None
@@ -59,7 +59,7 @@ class Rope(NamedTuple):
     n_ctx_orig: int | None = None
 
     def overrides(self, architecture: str) -> KeyOverrides:
-        """The same as keys of a header, which llama.cpp reads for all architectures."""
+        """These values as overrides of the keys that llama.cpp reads for each architecture."""
         keys = {
             "scaling.type": self.scaling,
             "scaling.factor": self.scale,
@@ -80,7 +80,7 @@ def rope_of(
     freq_scale: float | None,
     n_ctx_orig: int | None,
 ) -> Rope:
-    """The options of the same names, checked. Raises OptionError."""
+    """Checks the rope options, which have these names. Raises OptionError."""
     if scaling not in (None, *ROPE_SCALINGS):
         raise OptionError(
             f"rope_scaling is {scaling!r}; it must be one of {', '.join(ROPE_SCALINGS)}"
@@ -125,8 +125,8 @@ def _override_of(name: str, text: str) -> KeyOverride:
         raise OptionError(f"{name} has {text!r}; a key or a value has at most {_MOST_BYTES} bytes")
     if not _ALLOWED.fullmatch(key):
         raise OptionError(
-            f"{name} has {text!r}; this key cannot be replaced, but those of the tokenizer, rope, "
-            "epsilons and scales, expert_used_count and context_length can"
+            f"{name} has {text!r}; this key cannot be replaced. Keys of the tokenizer, rope, "
+            "epsilons and scales, expert_used_count and context_length can be"
         )
     try:
         found = {"true": True, "false": False}[value] if kind == "bool" else KINDS[kind](value)
@@ -140,10 +140,10 @@ def _override_of(name: str, text: str) -> KeyOverride:
 
 
 def with_key_overrides(header: Header, overrides: Sequence[KeyOverride]) -> Header:
-    """The header with these values, which the checks of a header then see.
+    """The header with these values, for the checks of what llama.cpp will load.
 
-    Raises OptionError for a value of another type than that of the file, which llama.cpp ignores,
-    or one at which it would end the process.
+    Raises OptionError for a value whose type differs from the file's, which llama.cpp would ignore,
+    or at which llama.cpp would end the process.
     """
     for each in overrides:
         _check_range(header, each)

@@ -31,7 +31,7 @@ def repo_folder(repo: str) -> Path:
 
 
 def find(wanted: ModelEntry | HubFiles | HubQuant | TrimEntry) -> tuple[Path, ...] | None:
-    """The files of a model, if all of them are in the cache."""
+    """The files of a model if all of them are in the cache, else None."""
     if isinstance(wanted, TrimEntry):
         return (wanted.path,) if wanted.path.is_file() else None
     if (folder := _snapshot(repo_folder(wanted.repo), wanted.revision)) is None:
@@ -48,7 +48,7 @@ def find(wanted: ModelEntry | HubFiles | HubQuant | TrimEntry) -> tuple[Path, ..
 def cached_models() -> Iterator[tuple[Path, ...]]:
     """The files of each complete GGUF model in the cache, once for each snapshot that has it.
 
-    The first one is the one to load.
+    The first file of each model is the one to load.
     """
     for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
         yield from models_in(folder, "**/*")
@@ -63,7 +63,7 @@ def models_in(folder: Path, pattern: str = "*") -> Iterator[tuple[Path, ...]]:
 def remove(paths: Iterable[Path]) -> int:
     """Remove files from every snapshot of the cache, and their content. Returns bytes freed.
 
-    A link that points out of the cache is removed, its target is not.
+    If a link points out of the cache, only the link is removed.
     """
     n_freed = 0
     for path in paths:
@@ -87,7 +87,7 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
         except (OSError, UnicodeDecodeError):
             return None
         if not _COMMIT.fullmatch(commit):
-            return None  # it becomes the name of a folder
+            return None  # not usable as the name of a folder
     snapshot = folder / "snapshots" / commit
     return snapshot if snapshot.is_dir() else None
 

@@ -1,4 +1,4 @@
-"""The shapes of models by their names: from files on this machine, else from the registry."""
+"""The shapes of named models: from files on this machine, else from the registry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.models.trim_facts import numbers_of
 
-_USUAL_MIX = "Q4_K_M"  # for the proportions of a quantization that is not in FILE_TYPES
+_USUAL_MIX = "Q4_K_M"  # proportions of tensors if a quantization is not in FILE_TYPES
 
 
 def estimated_shape(entry: ModelEntry) -> ModelShape:
     """The shape of a registered model that is not on this machine, from its dimensions.
 
-    Sizes are exact where the size of the file is registered, and within some per cent where not.
-    Raises ModelError where too little is registered.
+    Sizes are exact if the size of the file is registered, otherwise within a few per cent.
+    Raises ModelError if too little is registered.
     """
     known = entry.shape
     quantization = quant_of(entry.files[0]) or "an unknown quantization"
@@ -42,7 +42,7 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
     header = header_of(entry.alias, known, mix or _USUAL_MIX)
     made = shape_of(header)
     n_layer_bytes = sum(layer.n_bytes for layer in made.layers)
-    scale = 1.0  # of the layers, so that the file has its registered size
+    scale = 1.0  # factor for the layers that gives the file its registered size
     if entry.size is not None:
         n_mtp_bytes = sum(tensor.n_bytes for tensor in header.mtp_tensors)  # not loaded
         scale = (entry.size - n_mtp_bytes - made.n_bytes + n_layer_bytes) / n_layer_bytes
@@ -61,7 +61,7 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
 
 
 def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
-    """The shape of a draft that is not made yet, from that of the whole model."""
+    """Estimates the shape of a trimmed draft that is not made yet, from the whole model's shape."""
     n_vocab = min(trim.vocab or of.n_vocab, of.n_vocab)
     share = n_vocab / of.n_vocab
     kept = trim.layers and numbers_of(trim.layers)
@@ -95,7 +95,7 @@ def adapted_shape(name: str, adapters: Adapters) -> ModelShape:
 def shapes_of_pair(target: str, draft: str | None) -> tuple[ModelShape, ModelShape | None]:
     """The shapes of a named target and draft. Raises ModelError and VocabError as `draft_shape`.
 
-    Where the target's file is not on this machine, a head is not compared with it.
+    A head is compared with its target only if the target's file is on this machine.
     """
     paths = locate(target)
     if not paths:
@@ -116,7 +116,7 @@ def shapes_of_pair(target: str, draft: str | None) -> tuple[ModelShape, ModelSha
 def shape_of_name(name: str) -> ModelShape:
     """The shape of a named model: from its file if it is on this machine, else from the registry.
 
-    Raises ModelError where it is in neither.
+    Raises ModelError if it is in neither.
     """
     registry = load_registry()
     if (paths := locate(name, registry)) is not None:

@@ -47,20 +47,20 @@ Named = Path | ModelEntry | HubFiles | HubQuant | TrimEntry
 
 
 def local_file(name: str) -> Path | None:
-    """The file or folder of that path, if it exists."""
+    """The path `name` if it is an existing file or folder, else None."""
     if not name:
         return None
     try:
         path = Path(name).expanduser()
         return path if path.is_file() or path.is_dir() else None  # not a device
-    except (OSError, RuntimeError, ValueError):  # no home folder; not a valid file name
+    except (OSError, RuntimeError, ValueError):  # no home folder, or an invalid file name
         return None
 
 
 def parse(name: str, registry: Registry) -> Named:
-    """The model of a name.
+    """The model that a name refers to.
 
-    A local file, if it exists; else a registered name; else files on the hub: `user/repo:QUANT` or
+    A local file, if it exists; else a registered model; else files on the hub: `user/repo:QUANT` or
     `user/repo/file.gguf`, also with the prefix `hf:`, with an `@revision`, or as the URL of a file.
     Raises ModelError.
     """

@@ -22,10 +22,10 @@ def resolve(
     offline: bool = False,
     progress: NamedProgress | None = None,
 ) -> Path:
-    """The GGUF file of a model: on this machine already, or downloaded and verified now.
+    """The path of a model's GGUF file, which is downloaded and verified if it is not here yet.
 
-    name: a path, a registered name, `user/repo:QUANT`, `user/repo/file.gguf`. For a split model it
-    is the first file; the others are beside it. registry: None: the shipped one with the user's.
+    name: a path, a registered name, `user/repo:QUANT`, `user/repo/file.gguf`. Of a split model, the
+    first file is returned; the others are beside it. registry: by default shipped and user's own.
     A file in the hub's cache is used without asking the hub for a newer one.
     Raises ModelError, DownloadError, CacheError, OptionError.
     """
@@ -36,7 +36,7 @@ def resolve(
 
 
 def locate(name: str, registry: Registry | None = None) -> tuple[Path, ...] | None:
-    """The files of a model, if they are on this machine. Never asks the hub."""
+    """The files of a model if they are on this machine, else None. Never asks the hub."""
     named = names.parse(name, registry or load_registry())
     return (named,) if isinstance(named, Path) else local.find(named)
 
@@ -48,7 +48,7 @@ def pull(
     offline: bool = False,
     progress: NamedProgress | None = None,
 ) -> tuple[Path, ...]:
-    """The files of a model in their newest version on the hub, every hash checked."""
+    """Downloads the newest version of a model; returns its files, with every hash checked."""
     named = names.parse(name, registry or load_registry())
     if isinstance(named, Path):
         return (named,)
@@ -112,7 +112,7 @@ class Mismatch:
 def check(entry: ModelEntry) -> Iterator[Mismatch]:
     """Compare a registered model with the hub: yields each mismatch.
 
-    Raises DownloadError where the hub does not answer, or has no such repository.
+    Raises DownloadError if the hub does not answer, or has no such repository.
     """
     there = hub.list_files(entry.repo, entry.revision)
     for path in entry.files:

@@ -1,4 +1,4 @@
-"""The header of a model, made from its dimensions with the types that llama-quantize chooses."""
+"""Computes the header of a model from its dimensions, with llama-quantize's choice of types."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Architecture:
     has_positions: bool = False  # learned position embeddings
     has_embedding_norm: bool = False
     has_post_norms: bool = False  # after attention and after the feed-forward network
-    has_sinks: bool = False  # of attention: a logit for each head
-    has_all_biases: bool = False  # of the attention's output, the router and the experts too
-    has_choice_biases: bool = False  # added to the router's probabilities to choose experts
+    has_sinks: bool = False  # attention sinks: a logit per head
+    has_all_biases: bool = False  # also of attention output, router, experts
+    has_choice_biases: bool = False  # added to router probabilities, to choose experts
     ffn_norm: str = "ffn_norm"
 
 
-# Stand-ins of each of them are loaded and run by the tests.
+# The tests load and run a stand-in of each.
 ARCHITECTURES = {
     "llama": Architecture(),
     "qwen2": Architecture(has_query_biases=True),
@@ -55,7 +55,7 @@ ARCHITECTURES = {
 
 
 def shapes_of(of: Dimensions) -> Iterator[_Shaped]:
-    """All tensors in the order of the file; unknown architectures are taken for Llama's."""
+    """Yields all tensors in the order of the file; unknown architectures are treated as Llama."""
     kind = ARCHITECTURES.get(of.architecture, Architecture())
     yield "token_embd.weight", (of.n_embd, of.n_vocab)
     if kind.has_positions:
@@ -158,7 +158,7 @@ FILE_TYPES = {
 _OTHER_NAMES = {"FP16": "F16", "FP32": "F32", "MXFP4": "MXFP4_MOE"}
 _FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")  # never quantized
-_FEW_EXPERTS = 8  # Mixtral, for which llama-quantize has rules of its own
+_FEW_EXPERTS = 8  # Mixtral's, for which llama-quantize has special rules
 _LAYERS_OF_70B = 80
 _EPSILON = 1e-5
 _GEMMA_4B_WIDTH = 2560  # smaller models of Gemma 3 have a smaller window
@@ -167,7 +167,7 @@ _SIGMOID = 2  # llama_expert_gating_func_type
 
 
 def file_type_of(quantization: str) -> str | None:
-    """The key of FILE_TYPES for a quantization in the name of a file; None: not supported."""
+    """The key of FILE_TYPES for a quantization as file names spell it; None: not supported."""
     name = _OTHER_NAMES.get(quantization.upper(), quantization.upper())
     return name if name in FILE_TYPES else None
 
@@ -277,5 +277,5 @@ def _of_down(layer: int, mix: str, base: str, of: Dimensions) -> str:
 
 
 def _more_bits(layer: int, n: int) -> bool:
-    """The first and the last eighth of the layers, and every third one between them."""
+    """Whether a layer is in the first or last eighth, or is every third one between them."""
     return layer < n // 8 or layer >= 7 * n // 8 or (layer - n // 8) % 3 == 2

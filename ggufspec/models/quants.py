@@ -1,4 +1,4 @@
-"""Groups the GGUF files of a repository into models, and finds their quantizations, by name."""
+"""Groups the GGUF files of a repository into models, and finds quantizations in file names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_MODEL = re.compile(r"(^|/)mmproj|imatrix", re.IGNORECASE)  # GGUF files with
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of one model in a repository, in order, and those that do not exist."""
+    """The files of one model in a repository, in order; some of a split model may be missing."""
 
     quant: str | None
     files: tuple[str, ...]
@@ -28,7 +28,7 @@ class ModelFiles:
 
 
 def whole_split(path: str) -> tuple[str, ...]:
-    """All files of the split model that a file belongs to; else the file alone."""
+    """All files of the split model that `path` belongs to; if it is not split, only `path`."""
     if (match := _SPLIT.fullmatch(path)) is None:
         return (path,)
     count = int(match["count"])
@@ -39,7 +39,7 @@ def whole_split(path: str) -> tuple[str, ...]:
 
 
 def quant_of(path: str) -> str | None:
-    """The quantization in the name of a file, else of its folder."""
+    """The quantization in the name of a file or, if there is none, of its folder."""
     folder, _, name = path.rpartition("/")
     for text in (name, folder):
         if found := _QUANT.findall(text):
@@ -58,7 +58,7 @@ def group(paths: Iterable[str]) -> tuple[ModelFiles, ...]:
 
 
 def of_quant(models: Iterable[ModelFiles], quant: str) -> list[ModelFiles]:
-    """The models of a quantization, else those of its dynamic variant ("UD-")."""
+    """The models of a quantization or, if there are none, of its dynamic variant ("UD-")."""
     by_quant: dict[str | None, list[ModelFiles]] = {}
     for model in models:
         by_quant.setdefault(model.quant, []).append(model)
@@ -83,7 +83,7 @@ def choose(paths: Iterable[str], quant: str, where: str) -> ModelFiles:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question that names similar ones, for the end of a message; empty if there are none."""
+    """A question that names similar words, for the end of a message; empty if there are none."""
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.5) if word else []
     return f"; did you mean {' or '.join(by_lower[name] for name in near)}?" if near else ""

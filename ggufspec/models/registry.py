@@ -40,22 +40,22 @@ class Dimensions:
     n_embd_head: int
     n_vocab: int
     n_ctx: int
-    vocabulary: str  # models with the same one can draft for each other
-    n_experts: int | None = None  # n_ff is the width of each
-    n_experts_used: int | None = None  # by each token
+    vocabulary: str  # models with the same vocabulary can draft for each other
+    n_experts: int | None = None  # n_ff is the width of one expert
+    n_experts_used: int | None = None  # per token
     n_experts_shared: int | None = None  # computed for every token
     n_dense_layers: int | None = None  # layers before the first with experts
-    n_ff_dense: int | None = None  # the width of those
-    n_mtp_layers: int | None = None  # for multi-token prediction, besides n_layers
+    n_ff_dense: int | None = None  # the width of these dense layers
+    n_mtp_layers: int | None = None  # for multi-token prediction, in addition to n_layers
     tied: bool | None = None  # the output matrix is the token embedding
     license: str | None = None
-    gated: bool | None = None  # the original's page asks for consent; copies may not
+    gated: bool | None = None  # the original requires consent; copies may not
     page: str | None = None  # repository of the original
     note: str | None = None
 
     @property
     def n_blocks(self) -> int:
-        """All layers, with those for multi-token prediction."""
+        """Number of all layers, including those for multi-token prediction."""
         return self.n_layers + (self.n_mtp_layers or 0)
 
 
@@ -68,10 +68,10 @@ class ModelEntry:
     files: tuple[str, ...]  # paths in the repository; several for a split model, in order
     revision: str = "main"
     size: int | None = None  # bytes of all files
-    sha256: tuple[str, ...] = ()  # of each file; empty: unknown
+    sha256: tuple[str, ...] = ()  # one per file; empty: unknown
     shape: Dimensions | None = None
     checked: bool = False  # confirmed by `ggufspec models check`
-    source: str | None = None  # of hash and size
+    source: str | None = None  # where hash and size come from
 
     def sha256_of(self, file: str) -> str | None:
         """The registered sha256 of one of the files; None: unknown."""
@@ -82,8 +82,8 @@ class ModelEntry:
 class TrimEntry:
     """A draft that `ggufspec trim` makes of a registered model.
 
-    target: the model whose text decides which tokens are kept. vocab: how many of them; layers:
-    which layers are kept, such as "0-9,14-23".
+    target: the model whose text decides which tokens are kept. vocab: number of tokens to keep.
+    layers: the layers to keep, such as "0-9,14-23".
     """
 
     alias: str
@@ -94,7 +94,7 @@ class TrimEntry:
 
     @property
     def path(self) -> Path:
-        """Where the trimmed file is, once it was made."""
+        """The path of the trimmed file, which may not be made yet."""
         return trims_folder() / f"{self.alias}.gguf"
 
     @property
@@ -105,7 +105,7 @@ class TrimEntry:
         return f"ggufspec trim {self.of}{target} {cut} -o {self.path}"
 
     def not_made(self) -> ModelError:
-        """The error where the file is needed, but not there."""
+        """The error to raise if the file is needed but was not made."""
         return ModelError(f"the draft {self.alias} is not made yet: `{self.command}` makes it")
 
 
@@ -149,11 +149,11 @@ class Registry:
         )
 
     def pairs_of(self, alias: str) -> tuple[ModelPair, ...]:
-        """The pairs of this model or trimmed draft, as a target or as a draft."""
+        """The pairs in which this model or trimmed draft is the target or the draft."""
         return tuple(pair for pair in self.pairs.values() if alias in (pair.target, pair.draft))
 
     def draft_for(self, alias: str) -> ModelEntry | TrimEntry | None:
-        """The draft of the pair of this model, or of another quantization of it."""
+        """The draft that a pair has for this model, or for another quantization of it."""
         target = self.find(alias)
         pairs = sorted(self.pairs.values(), key=lambda pair: pair.target != target.alias)
         for pair in pairs:
@@ -177,7 +177,7 @@ def load_registry() -> Registry:
     Raises OptionError for a file that cannot be read or is invalid.
     """
     package = Path(__file__).parents[1]
-    shipped = package / _FILE_NAME  # in a source tree, it is above the package
+    shipped = package / _FILE_NAME  # in a source tree, the file is above the package
     shipped = shipped if shipped.is_file() else package.parent / _FILE_NAME
     texts = [(_FILE_NAME, shipped.read_text(encoding="utf-8"))]
     own = user_registry_path()
@@ -266,7 +266,7 @@ def _check_name(name: str, table: _Table) -> None:
 
 
 def _known(alias: str, table: _Table, entries: Iterable[str]) -> str:
-    """A name as it is registered, whatever its case. Raises OptionError if it is not."""
+    """The registered spelling of a name; case is ignored. Raises OptionError if there is none."""
     by_lower = {name.lower(): name for name in entries}
     if alias.lower() not in by_lower:
         raise table.wrong(f"{alias!r} is not the name of a model", alias, by_lower.values())
@@ -298,7 +298,7 @@ Entry = TypeVar("Entry")
 
 
 class _Table:
-    """A table of a registry file, with its place for error messages."""
+    """A table of a registry file, with its file and key for error messages."""
 
     def __init__(self, file: str, key: str, table: object) -> None:
         self.file = file
@@ -326,7 +326,7 @@ class _Table:
         return record(**known)
 
     def take(self, name: str, kind: type, *, required: bool) -> Any:
-        """Take a value out of the table; None where there is none."""
+        """Remove a value from the table and return it; None if there is none."""
         value: Any = self._table.pop(name, None)
         if value is None:
             if required:

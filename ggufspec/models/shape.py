@@ -1,4 +1,4 @@
-"""The parts of a model that decide its memory and its speed, layer by layer."""
+"""The sizes of a model's parts, layer by layer, from which memory and speed are predicted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
 _EXPERTS = "_exps."
 _OWN_INPUT, _OWN_OUTPUT = "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 _STATE_VALUE_BYTES = 4
-_RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")  # tensors of layers that have a state
-# Architectures whose states llama.cpp can roll back (llm_arch_supports_rs_rollback), as far as
-# `_state_bytes` has the size of the state.
+_RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")  # tensors of layers with a state
+# Architectures whose states llama.cpp can roll back (llm_arch_supports_rs_rollback), and whose
+# state size `_state_bytes` computes.
 _ROLLED_BACK = frozenset(("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe"))
 
 
@@ -26,12 +26,12 @@ _ROLLED_BACK = frozenset(("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qw
 class Layer:
     """A block of a model.
 
-    n_bytes: size of its weights. n_active_bytes: of those that a token reads (in a mixture of
-    experts, the experts that it is routed to). n_kv_values: numbers in the KV cache for a token; a
+    n_bytes: size of its weights. n_active_bytes: size of the weights that one token reads (in a
+    mixture, only the experts it is routed to). n_kv_values: numbers in the KV cache per token; a
     sliding window does not reduce them, since rejected tokens must be removable. n_state_bytes:
-    size of a recurrent state, whatever the context. n_ffn_bytes: of n_bytes, those of experts, or
-    of a dense feed-forward network, which can stay on the CPU while the rest is on a GPU.
-    n_expert_bytes: those of experts.
+    size of a recurrent state, at any context length. n_ffn_bytes: size of the experts, or of the
+    dense feed-forward network, which can stay on the CPU while the rest is on a GPU.
+    n_expert_bytes: size of the experts alone.
     """
 
     n_bytes: int
@@ -44,21 +44,21 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model is made of.
+    """The sizes of a model's parts.
 
     n_input_bytes: the token embedding, of which a pass reads a row for each token. n_output_bytes:
-    everything after the last layer, and the embedding again where it is_tied to the output.
+    everything after the last layer, and the embedding again if it is_tied to the output.
     is_exact: sizes come from a file; otherwise they are estimates. matrix_type: see Header.
-    Layers that are not loaded, such as those of a head that is not used, count with 0 bytes.
-    Of a head, n_shared_bytes: those of the output that are the target's, so read but not stored
-    again; n_row_values: numbers of hidden states that are held for each token of a batch;
-    n_logits: those computed for each token of a batch (EAGLE-3, DFlash); n_step_tokens: of a pass
-    that drafts, and n_per_step, the tokens that it predicts; is_inside: it is in the target's file,
-    and on the target's devices.
-    n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
-    token. can_roll_back: llama.cpp can keep earlier states.
-    n_matrix_bytes: the largest matrix of a layer. has_windows: some layers have sliding windows.
-    n_experts, n_experts_used: of a layer, and of those for a token; 0: it is no mixture.
+    Layers that are not loaded, such as an unused head, have 0 bytes.
+    For a head: n_shared_bytes, the part of the output that belongs to the target: read, but not
+    stored again; n_row_values, numbers of hidden states kept per token of a batch; n_logits,
+    logits computed per token of a batch (EAGLE-3, DFlash); n_step_tokens, tokens in a pass that
+    drafts; n_per_step, tokens that this pass predicts; is_inside: it is in the target's file, and
+    on the target's devices.
+    n_recurrent: numbers per token that enter the convolution and leave the state of a recurrent
+    layer. can_roll_back: llama.cpp can keep earlier states.
+    n_matrix_bytes: size of the largest matrix. has_windows: some layers have sliding windows.
+    n_experts, n_experts_used: experts in a layer, and used per token; 0: it is no mixture.
     n_ff_expert: the width of an expert's feed-forward network.
     """
 
@@ -102,12 +102,12 @@ class ModelShape:
 
     @property
     def n_pass_bytes(self) -> int:
-        """What a pass over one token reads."""
+        """Bytes that a pass over one token reads."""
         return self.n_output_bytes + sum(at.n_active_bytes for at in self.layers)
 
     @property
     def ffn_pattern(self) -> str:
-        """llama.cpp's pattern of the tensors that `Layer.n_ffn_bytes` counts."""
+        """llama.cpp's pattern for the names of the tensors that `Layer.n_ffn_bytes` counts."""
         return EXPERTS if self.n_experts else DENSE
 
     @property
@@ -119,7 +119,7 @@ class ModelShape:
 def shape_of(header: Header) -> ModelShape:
     """The shape of a model, from its header. Raises ModelError for impossible numbers.
 
-    Layers for multi-token prediction are not loaded, except those in a file of their own.
+    Layers for multi-token prediction count as not loaded, unless they are a file of their own.
     """
     n_layers, n_embd = header.n_layers, header.number("embedding_length")
     if not n_layers or not n_embd:
@@ -173,7 +173,7 @@ def shape_of(header: Header) -> ModelShape:
 
 
 def with_kept(shape: ModelShape, header: Header, stays: Callable[[str], bool]) -> ModelShape:
-    """The same shape with other `n_ffn_bytes`: those of the tensors for whose names `stays`."""
+    """The shape with `n_ffn_bytes` set to the size of the tensors for which `stays(name)`."""
     kept = [0] * shape.n_layers
     for tensor in header.tensors:
         layer = layer_of(tensor.name)
@@ -184,7 +184,7 @@ def with_kept(shape: ModelShape, header: Header, stays: Callable[[str], bool]) -
 
 
 def draft_shape(target: Header, draft: DraftFile) -> tuple[ModelShape, HeadFacts | None]:
-    """The shape of a draft beside its target; if it is a head, with its facts.
+    """The shape of a draft for a target, and the facts of the head if the draft is one.
 
     Raises ModelError and VocabError for a head that does not fit the target.
     """
@@ -198,7 +198,7 @@ def draft_shape(target: Header, draft: DraftFile) -> tuple[ModelShape, HeadFacts
 def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelShape:
     of_target = shape_of(target)
     shared, n_embd = of_target.n_output_bytes, of_target.n_embd
-    # llama.cpp's, the batch's, and those kept until they are read, with room for as many again.
+    # In llama.cpp's buffer, in the batch, and kept until read, with room for as many again.
     n_row_values = 4 * (len(head.target_layers) or 1) * n_embd
     if draft is not None:
         made = replace(shape_of(draft), n_row_values=n_row_values)
@@ -253,7 +253,7 @@ def _check_numbers(header: Header, n_embd: int) -> None:
 
 
 def _check_tokens(header: Header) -> None:
-    """Raise ModelError for two tokens of one text, on which llama.cpp would abort the process."""
+    """Raise ModelError if two tokens have the same text, at which llama.cpp aborts the process."""
     tokens = header.tokens
     unique = set(tokens)
     is_usual = len(unique) == len(tokens) and b"" not in unique and b"\0" not in b"".join(tokens)
@@ -271,7 +271,7 @@ def _check_tokens(header: Header) -> None:
 
 
 def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
-    """All layers; those that are not used have no bytes."""
+    """All layers; layers outside `used` have 0 bytes."""
     n_experts, n_used = experts_of(header)
     share = n_used / n_experts if n_experts else 1.0
     pattern = re.compile(EXPERTS if n_experts else DENSE)
@@ -299,7 +299,7 @@ def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
 
 
 def experts_of(header: Header) -> tuple[int, int]:
-    """Of a layer of a mixture, and those for a token; 0 and 0 for other models."""
+    """Numbers of experts in a layer and used per token; 0 and 0 unless the model is a mixture."""
     n_experts, n_used = (header.number(f"expert_{of}", 0) for of in ("count", "used_count"))
     return (n_experts, n_used) if 0 < n_used < n_experts else (0, 0)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class WeightType(NamedTuple):
     """How weights are stored: a block of `n_values` numbers takes `n_bytes`."""
 
-    number: int  # in a file: enum ggml_type in ggml.h
+    number: int  # its code in a file: enum ggml_type in ggml.h
     name: str
     n_values: int
     n_bytes: int
@@ -51,14 +51,14 @@ _TYPES = (
     WeightType(40, "NVFP4", 64, 36),
     WeightType(41, "Q1_0", 128, 18),
 )
-# The names of llama-quantize by llama_ftype in llama.h; "": a number that is not in use.
+# llama-quantize's names, indexed by llama_ftype (llama.h); "": the number is not in use.
 QUANTIZATIONS = (
     *("F32", "F16", "Q4_0", "Q4_1", "", "", "", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M"),
     *("Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S"),
     *("IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS"),
     *("IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0"),
 )
-# llama.cpp's patterns (common.h) of the experts of a mixture, and of dense feed-forward networks.
+# llama.cpp's name patterns (common.h) for experts of a mixture, and dense feed-forward networks.
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE = r"\.ffn_(up|down|gate)\."
 TYPES_BY_NUMBER = {each.number: each for each in _TYPES}
@@ -78,12 +78,12 @@ class Tensor(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """How many rows of shape[0] weights it has, over all experts."""
+        """Number of rows of shape[0] weights, over all experts."""
         return math.prod(self.shape[1:])
 
     @property
     def row_bytes(self) -> int:
-        """What a row takes in the file."""
+        """Size of a row in the file."""
         of = TYPES[self.type]
         return self.shape[0] // of.n_values * of.n_bytes
 

@@ -19,17 +19,17 @@ from ggufspec.models.gguf_file import Chunk, Encoded, GgufFile
 from ggufspec.models.header import Header, layer_of
 from ggufspec.models.tensors import Tensor
 
-# The keys that say what was left out. In a copy of a copy, they refer to the first source.
+# The keys that record what was left out. In a copy of a copy, they refer to the first source.
 _SOURCE, _HASH, _N_VOCAB, _TOKENS, _LAYERS = (
     f"ggufspec.trim.{key}" for key in ("source", "source_hash", "n_vocab", "tokens", "layers")
 )
 _ROWS = ("token_embd.weight", "output.weight", "output.bias")  # one row or value for each token
-# Tensors that may be as wide as the vocabulary is large by chance.
+# Tensors with a dimension that may equal the size of the vocabulary by chance.
 _OF_OTHER_SIZE = re.compile(r"position_embd|blk\.\d+\.(attn|ffn|ssm|post)_(?!gate_tid2eid)")
 _MAPS = ("d2t", "t2d")  # ids of tokens, in EAGLE
-_MULTIPLE = 32  # of rows, without which llama.cpp cannot use its fastest kernels (ggml-cpu)
+_MULTIPLE = 32  # of rows, as llama.cpp's fastest kernels need (ggml-cpu)
 _CHUNK = 4 << 20
-_N_BLOCKS = 64  # of a file, for its fingerprint
+_N_BLOCKS = 64  # hashed of a file, for its fingerprint
 
 
 def trimmed(
@@ -40,17 +40,17 @@ def trimmed(
 ) -> GgufFile:
     """A copy of a model with only these tokens and layers; weights are copied, not requantized.
 
-    tokens: ids of `source`. Those of `required_tokens` are added, then the lowest others up to a
-    multiple of 32. layers: numbers from 0. None: all. Both keep their order in the file, whatever
-    the order here. The tokenizer reaches a token only if the tokens that it is merged from are kept
-    too. All files of a split model go into one.
+    tokens: ids in `source`; `required_tokens` are added, then the lowest other ids up to a multiple
+    of 32. layers: numbers from 0. None: all. The copy keeps the order of the source. The tokenizer
+    can produce a token only if the tokens that it is merged from are kept too. A split model
+    becomes one file.
 
     The metadata gets `ggufspec.trim.source`, `.source_hash` (by `fingerprint_of`), `.n_vocab`,
     `.tokens` (for each token its id in the source) and `.layers`. In a copy of a trimmed file they
     refer to the model that was trimmed first.
 
-    Raises OptionError for tokens and layers that the model does not have, ModelError for a model
-    that llama.cpp would not load or not compute in the same way, and for damaged files.
+    Raises OptionError for tokens and layers that the model does not have. Raises ModelError for
+    damaged files, and for models whose copy llama.cpp would not load, or compute differently.
     """
     if tokens is None and layers is None:
         raise OptionError("nothing is left out: name the tokens or the layers to keep")
@@ -91,7 +91,7 @@ def required_tokens(source: Header) -> list[int]:
 
 
 def _stored_values(source: Header) -> dict[str, Encoded]:
-    """All metadata exactly as stored, with the arrays that a header leaves out."""
+    """All metadata exactly as stored, including the arrays that `read_header` skips."""
     if not source.spans:
         raise ModelError(f"{source.name} is not a file; only model files can be trimmed")
     data = _mapped(source.paths[0], 0, max(end for _, end in source.spans.values())).tobytes()
@@ -99,7 +99,7 @@ def _stored_values(source: Header) -> dict[str, Encoded]:
 
 
 def _check_rows(source: Header) -> None:
-    """Raise ModelError unless each tensor with values for tokens can be cut."""
+    """Raise ModelError if a tensor with values for each token cannot be trimmed."""
     n_vocab = len(source.tokens)
     for tensor in source.tensors:
         if tensor.name in _ROWS:
@@ -136,7 +136,7 @@ def _checked(numbers: Sequence[int], n: int, what: str) -> list[int]:
 
 
 def _filled(tokens: set[int], n_vocab: int) -> list[int]:
-    """The tokens in ascending order, filled up to a multiple with the lowest others."""
+    """The tokens in ascending order, with the lowest other ids added up to a multiple of 32."""
     others = (token for token in range(n_vocab) if token not in tokens)
     return sorted({*tokens, *islice(others, -len(tokens) % _MULTIPLE)})
 
@@ -204,7 +204,7 @@ def _mapped(path: Path, start: int, n_bytes: int) -> NDArray[np.uint8]:
     """Bytes of a model's file. Raises ModelError."""
     try:
         return np.memmap(path, np.uint8, "r", start, (n_bytes,))
-    except (OSError, ValueError) as error:  # a ValueError where the file ends before
+    except (OSError, ValueError) as error:  # ValueError: the file ends before
         raise ModelError(
             f"{path} is truncated, or has changed since it was opened: try again"
         ) from error

@@ -15,10 +15,10 @@ _LIST = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 
 
 def trim_of(header: Header) -> dict[str, Any] | None:
-    """What a file says about its origin; None: it is not trimmed.
+    """The origin that a trimmed file records; None: it is not trimmed.
 
-    source, source_hash; n_vocab: number of tokens of the source; tokens: number of those kept;
-    layers: the layers kept. What is not there was not cut.
+    source, source_hash; n_vocab: number of tokens of the source; tokens: number of kept tokens;
+    layers: the kept layers. Without `tokens` or `layers`, all of them were kept.
     """
     found = {
         key.removeprefix(_PREFIX): value
@@ -29,7 +29,7 @@ def trim_of(header: Header) -> dict[str, Any] | None:
 
 
 def trim_text(trim: dict[str, Any]) -> str:
-    """The same in words."""
+    """Describes the facts of `trim_of` in words."""
     kept = []
     if "tokens" in trim:
         kept.append(f"{trim['tokens']} of {trim.get('n_vocab', '?')} tokens")
@@ -40,7 +40,7 @@ def trim_text(trim: dict[str, Any]) -> str:
 
 
 def numbers_of(text: str) -> tuple[int, ...] | None:
-    """The numbers of a list such as "0-9,14", ascending; None for any other text, or none."""
+    """The ascending numbers of a list such as "0-9,14"; None if `text` is no such list."""
     if not _LIST.fullmatch(text):
         return None
     ends = (part.partition("-") for part in text.split(","))

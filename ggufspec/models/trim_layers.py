@@ -11,14 +11,14 @@ from ggufspec.errors import ModelError
 from ggufspec.models.gguf_file import Encoded
 from ggufspec.models.header import Header
 
-# What llama.cpp says of layers, by architecture.
+# How llama.cpp computes layers, by architecture.
 _LAYERS = read_toml(Path(__file__).with_name("architectures.toml"))["layers"]
 _PATTERN = "attention.sliding_window_pattern"
 _NOT_BY_LAYER = "rope.dimension_sections"
 
 
 def check(source: Header) -> None:
-    """Raise ModelError if llama.cpp would compute a layer in another way without the others."""
+    """Raise ModelError if llama.cpp would compute kept layers differently without the others."""
     architecture = source.architecture
     known = {*_LAYERS["alike"], *_LAYERS["periods"]}
     if architecture not in known:
@@ -40,7 +40,7 @@ def check(source: Header) -> None:
 
 
 def cut(source: Header, values: dict[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """The metadata of a model with only these layers: their number, and lists with a value each."""
+    """The metadata of a model with only these layers: their number, and shortened lists."""
     prefix, n_layers = f"{source.architecture}.", source.n_layers
     pattern, count = prefix + _PATTERN, prefix + "block_count"
     made = dict(values)

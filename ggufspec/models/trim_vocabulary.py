@@ -1,4 +1,4 @@
-"""The metadata of a model with fewer tokens, and the tokens that it cannot do without."""
+"""The metadata of a model with fewer tokens, and the tokens that must be kept."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _PREFIX = "tokenizer.ggml."
 _TEXTS, _SCORES, _TYPES, _MERGES = (
     _PREFIX + key for key in ("tokens", "scores", "token_type", "merges")
 )
-_LISTS = ("_token_ids", ".suppress_tokens")  # of ids, by the end of the key
+_LISTS = ("_token_ids", ".suppress_tokens")  # endings of keys whose values are lists of ids
 _WHOLE = "tokenizer.huggingface.json"  # describes the uncut vocabulary once more
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # llama_token_type
-# The special tokens that llama.cpp assumes where a file does not name them, by tokenizer.
+# The special tokens that llama.cpp assumes if a file names none, by tokenizer.
 _ASSUMED: dict[object, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
     "gemma4": {},
 }
-_WITHOUT_BOS = ("chatglm-bpe", "glm4", "glm5")  # pre-tokenizers for which it assumes none
-_SPACE = "\u2581".encode()  # of SentencePiece; spelled in bytes, it would not be read as a space
+_WITHOUT_BOS = ("chatglm-bpe", "glm4", "glm5")  # pre-tokenizers without a BOS by default
+_SPACE = "\u2581".encode()  # SentencePiece's; in byte tokens, it is not read as a space
 _BYTE_NAME = re.compile(rb"<0x[0-9A-F]{2}>")
 _N_BYTES = 256
-# llama.cpp takes other settings from the size of these vocabularies, or ids from other keys.
+# llama.cpp infers settings from the vocabulary size of these, or reads token ids in other keys.
 _FIXED = ("deepseek2", "qwen4exp", "graniteswitch")
 
 

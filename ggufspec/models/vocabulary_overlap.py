@@ -18,9 +18,9 @@ def has_same_tokens(first: Header, second: Header) -> bool:
 
 
 def n_common(first: Header, second: Header) -> int:
-    """How many tokens both vocabularies have.
+    """The number of tokens that are in both vocabularies.
 
-    Tokens are compared as they are stored, or by their bytes if the tokenizers are of two types.
+    Tokens are compared as stored or, if the tokenizers are of different types, by their bytes.
     """
     kinds = [header.values.get("tokenizer.ggml.model") for header in (first, second)]
     if kinds[0] == kinds[1]:
@@ -38,7 +38,7 @@ def letters_of_bytes() -> Iterator[str]:
 
 
 def _contents(header: Header) -> set[bytes]:
-    """The bytes of each token, nearly: control tokens are compared by their names."""
+    """The bytes of each token; of a control token, its name."""
     if header.values.get("tokenizer.ggml.model") != "gpt2":
         return {token.replace(_SPACE, b" ") for token in header.tokens}
     table = {ord(letter): byte for byte, letter in enumerate(letters_of_bytes())}
