@@ -100,7 +100,7 @@ def energy(
     Szekely and Rizzo, https://doi.org/10.1016/j.jspi.2013.03.018
     """
     _, group_of = np.unique(groups, return_inverse=True)
-    means = np.zeros((group_of.max() + 1, profiles.shape[1]))
+    means = np.zeros((int(np.max(group_of)) + 1, profiles.shape[1]))
     np.add.at(means, group_of, profiles)
     means /= np.bincount(group_of)[:, None]
     centred = profiles - means[group_of]  # texts of one prompt resemble each other

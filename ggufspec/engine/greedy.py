@@ -157,7 +157,7 @@ def _scores(logits: Logits, sampling: Sampling, tokens: Sequence[int]) -> Scores
 
 
 def _gap(scores: Scores, tokens: Sequence[int]) -> float:
-    return float(scores.max() - scores[list(tokens)].min())
+    return float(np.max(scores) - np.min(scores[list(tokens)]))
 
 
 def _change(single: Logits, batched: Logits) -> float:

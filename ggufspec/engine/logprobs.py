@@ -42,7 +42,7 @@ class TokenLogprobs(NamedTuple):
 
 def logprobs_of(logits: NDArray[np.float32], token: int, n_top: int, vocab: Vocab) -> TokenLogprobs:
     """Log-probabilities at temperature 1, without truncation, from logits (n_vocab,)."""
-    best = int(logits.argmax())
+    best = int(np.argmax(logits))
     # Sums in 64 bits of exponentials in 32, which are computed four times as fast.
     total = float(logits[best]) + math.log(
         float(np.exp(logits - logits[best]).sum(dtype=np.float64))

@@ -163,7 +163,7 @@ class VocabMap:
         The probability of `first` is split between its compounds and `first` itself.
         """
         tokens, seconds = self.compounds[first]
-        largest = ahead.max()
+        largest = np.max(ahead)
         log_probs = ahead[seconds] - largest - np.log(np.exp(ahead - largest).sum())
         out[tokens] = logit + log_probs
         if (here := self.to_target[first]) >= 0:

@@ -154,7 +154,7 @@ LAYOUTS = {
 
 def repeated(kind: str, pool: Bytes, n_before: int, n_bytes: int) -> Iterator[memoryview]:
     """`n_bytes` of a pool, repeated cyclically, starting after its first `n_before` blocks."""
-    view = memoryview(pool)  # type: ignore[arg-type]
+    view = pool.data
     start = n_before * TYPES[kind].n_bytes % len(view)
     while n_bytes:
         piece = view[start : start + n_bytes]

@@ -49,7 +49,8 @@ def numpy_probs(logits: Floats, sampling: Sampling) -> Floats:
         ranked[before >= sampling.top_p * ranked.sum(axis=1, keepdims=True)] = 0
         weights = np.zeros_like(weights)
         np.put_along_axis(weights, order, ranked, axis=1)
-    return weights / weights.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
+    probs: Floats = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32, copy=False)
+    return probs
 
 
 def numpy_block(
