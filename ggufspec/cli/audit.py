@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     ),
     option(
         "--near-tie",
-        "Difference of logits up to which greedy texts may differ, by rounding. A larger one is "
+        "Largest logit gap at which rounding may explain different greedy texts. A larger gap is "
         "allowed if rounding is measured to change this model's logits by more.",
         type=NOT_NEGATIVE,
         default=defaults.AUDIT_NEAR_TIE,
@@ -142,7 +142,7 @@ def _print_report(report: AuditReport) -> None:
         )
         render.echo(
             "Distances are total variation: 0 for equal distributions, 1 for disjoint ones.\n"
-            "Resolution is what numerical error alone makes; of batches: rounding, in the median.\n"
+            "Resolution is the distance due to numerical error; for batches: median rounding.\n"
         )
     if report.sequences is not None:
         _print_sequences(report.sequences, report.settings.seed)

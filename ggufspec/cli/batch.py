@@ -32,7 +32,7 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 
-_WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
+_WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # options that do not change texts
 
 
 @click.command(name="batch", cls=SectionedCommand)
@@ -63,7 +63,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
     ),
     option(
         "--chat/--no-chat",
-        "Apply the target's chat template, or do not.  [default: for messages, and for turns if "
+        "Whether to apply the target's chat template.  [default: for messages, and for turns if "
         "it has a template]",
         default=None,
         show_default=False,
@@ -71,7 +71,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
     option("-sys --system", "System message of conversations without one; implies --chat."),
     option(
         "-s --seed",
-        "Seed; each text has its own, derived from this one and its place in the file.",
+        "Seed; each text gets its own, derived from this seed and its place in the file.",
         type=COUNT,
         default=0,
     ),
@@ -175,7 +175,7 @@ def command(
 def _results(
     plan: BatchPlan, prompts: Sequence[Prompt], output: Path, *, resume: bool, retry_failed: bool
 ) -> BatchResults:
-    """Where the records go. Raises GgufspecError before anything is loaded."""
+    """The output, with the records that are finished. Loads no model. Raises GgufspecError."""
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     for name in ("lora", "lora_draft"):
         load[name] = [[model_identity(path), scale] for path, scale in plan.load[name]]
@@ -201,7 +201,7 @@ def _results(
 def _write(
     prompts: Sequence[Prompt], plan: BatchPlan, results: BatchResults, start: StartWorker
 ) -> bool:
-    """Run all prompts that are not finished; False if a signal stopped it."""
+    """Run all prompts that are not finished; returns False if a signal stopped the run."""
     n_before = len(results.records)
     if n_before:
         render.note(f"{n_before:,} of {len(prompts):,} prompts are finished already")
@@ -217,14 +217,14 @@ def _write(
 def _end(
     prompts: Sequence[Prompt], results: BatchResults, output: Path, *, is_finished: bool
 ) -> int:
-    """Print totals, and what to do about missing prompts; the exit code."""
+    """Print totals, and what to do about missing prompts. Returns the exit code."""
     records = list(results.records.values())
     failed = [record for record in records if record["error"]]
     hint = " (--resume --retry-failed tries them again)" if failed else ""
     parts = [f"{len(records):,} of {len(prompts):,} prompts", f"{len(failed):,} failed{hint}"]
     if n_retried := sum(record.get("attempts", 1) - 1 for record in records):
         parts.append(f"{n_retried:,} tried again")
-    names = ("n_generated", "n_rounds", "n_drafted", "n_accepted")  # a failed one may lack them
+    names = ("n_generated", "n_rounds", "n_drafted", "n_accepted")  # failed prompts may lack them
     total = {name: sum(record.get(name, 0) for record in records) for name in names}
     parts.append(f"{total['n_generated']:,} tokens")
     if n_drafted := total["n_drafted"]:
@@ -243,7 +243,7 @@ def _end(
 
 
 class _Shown:
-    """Progress: a bar on a terminal, else a line now and then."""
+    """Shows progress: a bar on a terminal, otherwise a line from time to time."""
 
     def __init__(self, bars: LateBars, n_done: int, n_all: int, *, verbose: bool) -> None:
         self._bars = bars
@@ -259,7 +259,7 @@ class _Shown:
         which = "" if event.index is None else f" prompt {event.index + 1}"
         if event.what == "ready":
             if not self._n_here:
-                self._started = monotonic()  # loading is not writing
+                self._started = monotonic()  # leaves out the time of loading
             if event.reason not in {"", *self._notes}:
                 self._notes.add(event.reason)
                 self._say(event.reason)

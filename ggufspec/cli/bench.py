@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ggufspec.bench.tables import Table
 
 PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
-SAVE_SECONDS = 2.0  # between two writes of the file, at least
-SAVE_SHARE = 0.05  # of the time, at most: with many texts a write takes seconds
+SAVE_SECONDS = 2.0  # minimum time between two writes of the file
+SAVE_SHARE = 0.05  # maximum share of the time: with many texts a write takes seconds
 
 
 def _listed(kind: click.ParamType[Any], what: str) -> Callable[..., tuple[Any, ...]]:
@@ -120,7 +120,7 @@ _format_option = option(
 )
 @option(
     "--chat/--no-chat",
-    "Use the target's chat template, or not.  [default: for prompts with a category]",
+    "Whether to use the target's chat template.  [default: for prompts with a category]",
     default=None,
 )
 @option(
@@ -227,7 +227,7 @@ def command(
             _perform(job, results, json_path, llama_bin)
     except KeyboardInterrupt:
         results.interrupted = True
-    except GgufspecError as error:  # what was measured before is kept and printed
+    except GgufspecError as error:  # earlier measurements are kept and printed
         results.interrupted, failure = True, error
     try:
         if results.measurements or failure is None:
@@ -270,7 +270,7 @@ def compare(before: Path, after: Path, form: str) -> None:
 def _results_of(
     jobs: list[PairBenchmark], settings: dict[str, Any], path: Path | None, *, resume: bool
 ) -> BenchResults:
-    """Empty results, or those to continue. Raises OptionError before models are loaded."""
+    """New results, or with --resume the file's. Raises OptionError before models are loaded."""
     from ggufspec.bench import machine
     from ggufspec.bench.records import BenchResults, read_results
     from ggufspec.bench.run import check_resumed
@@ -299,7 +299,7 @@ def _results_of(
 def _perform(
     job: PairBenchmark, results: BenchResults, path: Path | None, llama_bin: Path | None
 ) -> None:
-    """Measure one pair; results are saved after each text, but not too often."""
+    """Measure one pair; saves results after a text, unless the last save was too recent."""
     from ggufspec.bench.run import n_left, perform
     from ggufspec.cli.bench_jobs import opened_baselines
 
@@ -334,7 +334,7 @@ def _save(results: BenchResults, path: Path | None) -> None:
 
 
 def _print(preset: str | None, title: str, results: BenchResults, form: str, n_left: int) -> None:
-    """Print tables to stdout; title and warnings too, but with csv to stderr."""
+    """Print tables to stdout, and title and warnings too; with csv, these go to stderr."""
     from ggufspec.bench.summary import warnings_of
     from ggufspec.cli.bench_jobs import tables_of
 

@@ -1,4 +1,4 @@
-"""Turns the options of `ggufspec bench` into pairs of models and what each is to write."""
+"""Turns the options of `ggufspec bench` into pairs of models, each with its experiment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _STAND_IN = (
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure, by the names of the command's parameters."""
+    """The options of the command, with the names of its parameters."""
 
     preset: str | None
     pair: PairOptions
@@ -83,14 +83,14 @@ class BenchOptions:
         return not self.pair.target or bool(self.pair.draft)
 
     def of_experiment(self) -> dict[str, Any]:
-        """The fields of an Experiment that were given."""
+        """The given options that are fields of an Experiment."""
         names = ("n_runs", "n_warm_up", "n_tokens", "ignore_eos", "chat", "seed")
         fields = {"prompts": _prompts(self), **{name: getattr(self, name) for name in names}}
         return {name: value for name, value in fields.items() if value is not None}
 
 
 def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, Any]]:
-    """What to measure, its title, and the settings that a resumed benchmark must share.
+    """The pairs to measure, a title, and the settings that must be equal to resume a benchmark.
 
     Raises GgufspecError; nothing is loaded yet.
     """
@@ -117,7 +117,7 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
 
 
 def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Table], list[Table]]:
-    """The tables of a preset, or the general ones, and those that its source published."""
+    """The tables of a preset, else the general ones; and the tables that its source published."""
     chosen = None if preset_name is None else PRESETS[preset_name]
     made = (chosen.tables if chosen else general)(results)
     return [table for table in made if table.rows], list(chosen.published) if chosen else []
@@ -126,7 +126,7 @@ def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Tabl
 def opened_baselines(
     job: PairBenchmark, engine: Engine, llama_bin: Path | None, warn: Callable[[str], None]
 ) -> AbstractContextManager[Sequence[Baseline]]:
-    """The other programs of a job that can run here; `warn` gets the reason why one cannot."""
+    """The other programs of a job that can run here; calls `warn` with the reason if one cannot."""
     wanted = list(dict.fromkeys(each.program for each in job.experiment.contenders if each.program))
     if not wanted:
         return nullcontext(())
@@ -150,14 +150,14 @@ def opened_baselines(
 
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     given = options.of_experiment()
-    _contenders(options, options.sampling)  # reports errors before files are looked for
+    _contenders(options, options.sampling)  # raises errors before files are searched
     pairs = options.pair.find_each()
     target = next(iter(pairs.values()))[0]
     own = file_sampling(read_header(target).values)
     if options.temperatures:
         own.options.pop("temperature", None)
     competing = _contenders(options, with_file_sampling(options.sampling, own, verbose=True))
-    # By default, all texts have the same length, except with a constraint, which ends them.
+    # By default all texts have the same length, unless a constraint ends them.
     is_constrained = any(competing[0].options.get(name) is not None for name in CONSTRAINTS)
     usual = Experiment(competing, own_prompts(), _N_RUNS, _N_TOKENS, ignore_eos=not is_constrained)
     experiment = replace(usual, **given)
@@ -176,8 +176,8 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
 
 
 def _able(experiment: Experiment, paths: tuple[Path, DraftFile | None]) -> Experiment:
-    """Where the draft is a head: without it alone, which cannot write text, and without a draft of
-    its own."""
+    """If the draft is a head: the experiment without decoding by the draft alone, which cannot
+    write text, and without staged drafting."""
     target, draft = paths
     if draft is None or read_draft(read_header(target), draft)[1] is None:
         return experiment
@@ -230,14 +230,14 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
 
 def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     name = options.preset or ""
-    files = [f"{each}_file" for each in options.sampling]  # that a constraint may come from
+    files = [f"{each}_file" for each in options.sampling]  # constraints from files
     for given_name in filter(is_on_command_line, [*_OF_CONTENDERS, *options.sampling, *files]):
         raise click.UsageError(
             f"--preset {name} sets {flag_of(given_name)} itself; leave one of them out"
         )
     chosen = PRESETS[name]
     given = options.of_experiment()
-    # What the user gives replaces the preset's settings.
+    # Options that the user gives replace the preset's settings.
     preset_load = {each: value for each, value in chosen.load.items() if not was_given(each)}
     further = options.pair.further
 
@@ -271,7 +271,7 @@ def _located(pair: PresetPair) -> tuple[Path, Path] | None:
     try:
         target, draft = locate(pair.target), locate(pair.draft)
     except GgufspecError:
-        return None  # the user's own registry does not have them
+        return None  # a replaced registry may lack these names
     return (target[0], draft[0]) if target and draft else None
 
 
@@ -297,7 +297,7 @@ def _about_stand_in(pair: PairOptions) -> str:
 
 
 def _prompts(options: BenchOptions) -> list[Prompt] | None:
-    """The given prompts; None: the preset's, or our own."""
+    """The given prompts; None: use the preset's, or the built-in ones."""
     file = options.prompt_file
     if options.prompt is not None:
         if file is not None:

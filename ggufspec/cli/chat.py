@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
     from ggufspec.engine.message_forms import Message
 
-_COMMANDS = {  # with what --help of a chat says
+_COMMANDS = {  # argument and help text of each command
     "help": ("", "list the commands"),
     "system": ("TEXT", "replace the system message; without TEXT, remove it"),
     "file": ("PATH", "put the text of a file in the next message"),
@@ -136,7 +136,7 @@ def _follow(chat: Chat) -> int:
 
 
 class Chat:
-    """A conversation with an engine. An entry that fails leaves it as it was."""
+    """A conversation with an engine. An entry that fails leaves the conversation as it was."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Chat:
         color: str,
         verbose: bool,
     ) -> None:
-        """`given`: the sampling options that were changed; those of a file do not replace them.
+        """`given`: sampling options of the command line, which a loaded chat does not replace.
 
         Raises OptionError, PromptError.
         """
@@ -157,7 +157,7 @@ class Chat:
         self._given = self._changed = given
         self._color, self._verbose, self._has_stats = color, verbose, verbose
         self._messages: list[Message] = []
-        self._files: list[str] = []  # their texts, for the next message
+        self._files: list[str] = []  # texts of /file, for the next message
         self._last: Run | None = None
         self._set_system(system)
         self._options = text_settings.checked({**settings})
@@ -167,7 +167,7 @@ class Chat:
         self._options = text_settings.checked(self._settings)
 
     def take(self, entry: Entry) -> Run | None:
-        """Do a command, or answer a message. Raises GgufspecError, KeyboardInterrupt."""
+        """Execute a command, or answer a message. Raises GgufspecError, KeyboardInterrupt."""
         text = entry.text
         match entry.command:
             case None if text.strip():
@@ -199,7 +199,7 @@ class Chat:
         return None
 
     def _answer(self, text: str) -> Run:
-        """Write the answer to a message, and keep both. Raises as `take`."""
+        """Write the answer to a message, and add both to the chat. Raises as `take`."""
         content = "".join([*self._files, text])
         self._files.clear()
         messages: list[Message] = [*self._messages, {"role": "user", "content": content}]
@@ -265,10 +265,10 @@ class Chat:
         if self._n_answers:
             try:
                 found = self._engine.save(_cells_of(path), self._messages)
-            except PromptError:  # the context is full, so that none of it can be read again
+            except PromptError:  # the context is full: saved cells would be useless
                 return
             size = format_bytes(found.n_bytes)
-            _say(f"{_cells_of(path)}: their caches ({size}), so that /load need not read them")
+            _say(f"{_cells_of(path)}: KV caches ({size}), which /load restores")
 
     def _load(self, path: Path) -> None:
         data = read_file(path, "the chat", PromptError)
@@ -289,7 +289,7 @@ class Chat:
             try:
                 self._engine.restore(_cells_of(path))
             except SessionError as error:
-                _say(f"the chat is read anew: {error}")
+                _say(f"the chat must be read again: {error}")
 
     def _switch_stats(self) -> None:
         self._has_stats = not self._has_stats
@@ -298,7 +298,7 @@ class Chat:
             report(self._engine, self._last, color=self._color, verbose=self._verbose)
 
     def _check(self, messages: list[Message]) -> None:
-        """Raise PromptError if the template has no place for them, before a question."""
+        """Raise PromptError if the template cannot render the messages with a further question."""
         self._engine.render([*messages, {"role": "user", "content": "?"}])
 
     @property
@@ -307,17 +307,17 @@ class Chat:
 
 
 def _path(text: str) -> Path:
-    """The path that a command was given. Raises PromptError."""
+    """The path in the argument of a command. Raises PromptError if it is not a valid path."""
     try:
         if text and "\0" not in text:
             return Path(text).expanduser()
-    except RuntimeError:  # a ~ without a home
+    except RuntimeError:  # ~, and no home folder
         pass
     raise PromptError(f"{text!r} is no path; name a file, such as /save chat.json")
 
 
 def _cells_of(path: Path) -> Path:
-    """The file beside a saved chat with what the models hold of it."""
+    """The file beside a saved chat that has the models' KV caches."""
     return path.with_name(f"{path.name}.kv")
 
 

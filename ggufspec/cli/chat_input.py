@@ -1,4 +1,4 @@
-"""Reads what is said in a chat, typed at a terminal or line by line from stdin."""
+"""Reads messages and commands of a chat, from a terminal or line by line from stdin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ggufspec.common.files import default_cache_dir
 from ggufspec.common.prompts import decoded
 from ggufspec.errors import CacheError
 
-ReadLine = Callable[[str], str]  # a line without its end, after a prompt; raises EOFError
+ReadLine = Callable[[str], str]  # prints a prompt, returns a line without its end; raises EOFError
 
 _PROMPT, _MORE = "> ", ". "
 _QUOTES = '"""'
@@ -25,22 +25,22 @@ _ESCAPES = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 class Entry(NamedTuple):
-    """What was entered: a message, or a command with its argument."""
+    """A message, or a command with its argument in `text`."""
 
     text: str
     command: str | None = None  # without its slash
 
 
 def read_entry(read_line: ReadLine) -> Entry:
-    r"""The next entry. A line that ends with \ goes on in the next one; so does a block in quotes.
+    r'''The next entry. A line that ends with \ continues in the next line.
 
-    A block is no command, and keeps its lines as they are. Raises EOFError, KeyboardInterrupt.
-    """
+    A block between two """ is a message of several lines. Raises EOFError, KeyboardInterrupt.
+    '''
     line = read_line(_PROMPT)
     if line.lstrip().startswith(_QUOTES):
         return Entry(_block(line.lstrip().removeprefix(_QUOTES), read_line))
     lines = [line]
-    with contextlib.suppress(EOFError):  # the last line of a file may ask for one more
+    with contextlib.suppress(EOFError):  # the last line of a file may end with \
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
             lines.append(read_line(_MORE))
@@ -75,7 +75,7 @@ class Keyboard:
         self._readline = _readline()
         self._history: Path | None = None
         if reconfigure := getattr(sys.stdin, "reconfigure", None):
-            reconfigure(errors="replace")  # a key that is no letter must not end the chat
+            reconfigure(errors="replace")  # input that is not UTF-8 must not end the chat
         if self._readline is not None:
             with contextlib.suppress(CacheError, OSError):
                 self._history = _history_file()
@@ -83,14 +83,14 @@ class Keyboard:
                 self._readline.read_history_file(self._history)
 
     def line(self, prompt: str) -> str:
-        """A line that is typed; it is added to the history. Raises EOFError, KeyboardInterrupt."""
+        """Read a typed line, and add it to the history. Raises EOFError, KeyboardInterrupt."""
         if self._color:
             prompt = click.style(prompt, bold=True)
-            if self._readline is not None:  # which has to know what takes no room
+            if self._readline is not None:  # it needs marks around codes of no width
                 prompt = _ESCAPES.sub("\x01\\1\x02", prompt)
         line = input(prompt)
         if self._readline is not None and self._history is not None and line.strip():
-            # At once, because a second Ctrl-C ends the process without any clearing up.
+            # Saved now, because a second Ctrl-C ends the process without clean-up.
             with contextlib.suppress(OSError):
                 self._readline.append_history_file(1, self._history)
         return line
@@ -98,14 +98,14 @@ class Keyboard:
 
 def _readline() -> ModuleType | None:
     try:
-        import readline  # for `input`, which uses it once it is imported
+        import readline  # `input` uses it once it is imported
     except ImportError:
         return None
     return readline
 
 
 def _history_file() -> Path:
-    """The file of the history, which only its owner may read. Raises CacheError, OSError."""
+    """The path of the history file, readable only by its owner. Raises CacheError, OSError."""
     path = default_cache_dir() / "chat_history"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)

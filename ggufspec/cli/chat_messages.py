@@ -1,4 +1,4 @@
-"""The messages of a chat: as a saved file has them, and as a template writes answers."""
+"""The messages of a chat: parses saved chats, and turns answers into messages."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
     from ggufspec.engine.message_forms import Message
 
-KEPT = (*SAMPLING, "dry_sequence_breakers")  # the options that a saved chat has
-_N_TAIL = 512  # tokens at the end of a prompt in which an answer may have begun
+KEPT = (*SAMPLING, "dry_sequence_breakers")  # the options that are saved with a chat
+_N_TAIL = 512  # last tokens of a prompt, which may contain the beginning of an answer
 
 
 class AnswerForm:
-    """Turns the text of an answer into the message that the next prompt has.
+    """Turns the text of an answer into the message that goes into the next prompt.
 
-    Reasoning stays in it: whether it is left out of later prompts is up to the template.
+    Reasoning stays in the message; the template may leave it out of later prompts.
     """
 
     def __init__(self, engine: Engine, *, is_free: bool) -> None:
-        """`is_free`: no constraint says what an answer is. Raises PromptError."""
+        """`is_free`: no constraint determines the form of answers. Raises PromptError."""
         from ggufspec.server.formats.chat_format import format_of
 
         assert engine.chat_template is not None
         self._vocab = engine.vocab
         self._format = format_of(engine.chat_template)
         self._has_marks = is_free and self._format.has_marks
-        # Some marks are control tokens, which texts leave out: without them, the next prompt could
-        # not tell reasoning from the answer.
+        # Some marks of reasoning are control tokens, which texts omit. Keep them: without the marks
+        # the next prompt could not tell reasoning from the answer.
         marks = self._vocab.specials_in(self._format.text) if self._has_marks else {}
         self.shown_tokens = frozenset(marks.values())
 
     def message(self, prompt: Sequence[int], text: str) -> Message:
-        """The message of the assistant that answers a prompt."""
+        """The assistant's message whose `text` follows a prompt."""
         made: dict[str, Any] = {"role": "assistant", "content": text}
         if not self._has_marks:
             return made

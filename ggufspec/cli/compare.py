@@ -128,7 +128,7 @@ def command(
         text = read_prompt(asked)
     pairs = pair.find_each()
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
-    races: dict[str, Race] = {}  # by the draft's name; a single one has none
+    races: dict[str, Race] = {}  # by the draft's name; "" for a single draft
     steps: dict[str, float] = {}  # milliseconds of a draft step
     given = settings
     for i, (name, paths) in enumerate(pairs.items(), 1):
@@ -183,7 +183,7 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
 
 
 def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOptions) -> Race:
-    """Run both, each after a warm-up. Raises KeyboardInterrupt."""
+    """Run plain and speculative decoding, each after a warm-up. Raises KeyboardInterrupt."""
     has_model = engine.pair.draft is not None and options.drafter != "ngram"
     named = SPECULATIVE if has_model else N_GRAMS
     contenders = {PLAIN: replace(options, drafter="none"), named: options}
@@ -241,7 +241,7 @@ def _overwrite(line: str) -> None:
 
 
 def _show(race: Race, speed: float, color: str) -> bool:
-    """Show both texts, replayed on a terminal; whether the user interrupted the replay."""
+    """Show both texts, replayed on a terminal. Returns whether the user interrupted the replay."""
     render.tolerate_letters()
     if render.is_terminal(sys.stdout):
         from ggufspec.cli.race_view import show
@@ -254,7 +254,7 @@ def _show(race: Race, speed: float, color: str) -> bool:
 
 
 def _print_result(races: Mapping[str, Race], steps: Mapping[str, float]) -> None:
-    """Print a table of the races, the fastest first, and what the texts of that one have shown."""
+    """Print a table of the races, the fastest first, and how the texts of the fastest compare."""
     best, race = next(iter(races.items()))
     header = ["tokens/s", "speed-up", "accepted", "tokens/round"]
     render.echo()
@@ -302,7 +302,7 @@ def _ranking(races: Mapping[str, Race], steps: Mapping[str, float]) -> list[dict
 
 
 def _say(sentence: str) -> None:
-    """Print it in lines as wide as the terminal, but not too wide to read."""
+    """Print a sentence, wrapped at the terminal's width or at 98 characters."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     render.echo(click.wrap_text(sentence, width))
 

@@ -34,7 +34,7 @@ PROMPTS: Final = (
 )
 GREEDY_PROMPT: Final = PROMPTS[0]
 WARM_UP_TOKENS: Final = 16
-# A model this small repeats itself, or loses its thread; both read better with these.
+# Without these settings, models this small repeat themselves or lose the thread.
 _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
 
 
@@ -77,7 +77,7 @@ def command(
 
     The large model is a stand-in: a 7 M-parameter model of old novels, padded with zeros to the
     cost of --size parameters; it writes no better. It continues four prompts with and without its
-    1.5 M draft, and one of them at temperature 0, where both ways write the same text, up to
+    1.5 M draft, and one of them at temperature 0, where both texts are the same, up to
     rounding.
     """
     from ggufspec.engine.greedy import compare
@@ -131,7 +131,7 @@ def _both(
     writer: render.TextWriter | None,
     how: str,
 ) -> tuple[Completion, Completion]:
-    """The prompt continued by plain and by speculative decoding. Raises KeyboardInterrupt."""
+    """Continues a prompt with plain, then speculative decoding. Raises KeyboardInterrupt."""
     found = []
     for mode, drafter in (("plain", "none"), ("speculative", None)):
         if writer is not None:
@@ -178,7 +178,7 @@ def _stand_in(size: str, target: Path) -> dict[str, Any]:
 
 
 def _row(mode: str, runs: Sequence[Stats]) -> dict[str, Any]:
-    """Medians of several texts, and the share of their time outside llama_decode."""
+    """A row of the table: medians over texts, and the share of time outside llama_decode."""
     rates = [stats.tokens_per_second for stats in runs]
     n_drafted = sum(stats.n_drafted for stats in runs)
     n_rounds = sum(stats.n_rounds for stats in runs)

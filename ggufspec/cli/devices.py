@@ -1,4 +1,4 @@
-"""`ggufspec devices`: what llama.cpp can run on, what it was built with, and what it lacks."""
+"""`ggufspec devices`: llama.cpp's devices, how it was built, and which features it lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ggufspec.common.facts import json_object
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import LibraryError
 
-_N_SHOWN = 5  # lines of a driver
+_N_SHOWN = 5  # lines to show of a driver's output
 
 
 @click.command(name="devices", cls=SectionedCommand)
@@ -25,10 +25,10 @@ _N_SHOWN = 5  # lines of a driver
 def command(as_json: bool) -> None:
     """Show what llama.cpp can run on, what it was built with, and what it lacks.
 
-    It also says for which types of weights ggufspec's own kernels can be used on this CPU; the
-    first call tries them. For a GPU that this build cannot use, it prints the command that builds
-    it again. `ggufspec plan` predicts how many layers of a pair fit on the GPUs, and how fast it
-    is.
+    It also lists the types of weights for which ggufspec's own kernels can be used on this CPU;
+    the first call tests the kernels. For a GPU that this build of llama.cpp cannot use, it prints
+    the command that builds one that can. `ggufspec plan` predicts how many layers of a pair fit on
+    the GPUs, and its speed.
     """
     found, messages = _facts()
     document = {**found, "messages": messages, "versions": render.versions()}
@@ -39,7 +39,7 @@ def command(as_json: bool) -> None:
 
 
 def _facts() -> tuple[dict[str, Any], list[str]]:
-    """What a child process finds, and what llama.cpp and the drivers print. Raises LibraryError."""
+    """The facts that a child process finds, and the lines printed by llama.cpp and the drivers."""
     try:
         done = child.call("ggufspec.llama.build", "print_facts")
     except subprocess.TimeoutExpired as error:
@@ -52,8 +52,8 @@ def _facts() -> tuple[dict[str, Any], list[str]]:
     found = json_object(printed[0]) if printed else None
     if found is not None and not done.returncode:
         return found, messages
-    if (code := done.returncode) == 1:  # of an exception
-        importlib.import_module("ggufspec.llama")  # its error says which library is missing
+    if (code := done.returncode) == 1:  # Python's, after an exception
+        importlib.import_module("ggufspec.llama")  # raises an error that names the missing library
     ended = f"by {signal.strsignal(-code) or -code}" if code < 0 else f"with code {code}"
     lines = "".join(f"\n  {line}" for line in messages[-_N_SHOWN:])
     raise LibraryError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 ERROR: Final = 1  # explained on stderr
-DIFFERENCE: Final = 1  # `audit`, `models check` or `models verify` found one
+DIFFERENCE: Final = 1  # found by `audit`, `models check` or `models verify`
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # Ctrl-C
-CLOSED_PIPE: Final = 141  # the reader of the output ended, as if SIGPIPE had ended this process
+CLOSED_PIPE: Final = 141  # the reader of the output ended; same code as death by SIGPIPE

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C where no command can: while modules are imported, while llama.cpp computes."""
+"""Handles Ctrl-C while modules are imported or llama.cpp computes, when no command can."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     import socket
 
 _INTERRUPT, _HANDLED = bytes([signal.SIGINT]), b"\0"
-_SECONDS_TO_WAKE = 0.2  # until a prompt is told of a signal that it has not heard
-_SECONDS = 0.8  # from then on, until a message says why nothing happens
+_SECONDS_TO_WAKE = 0.2  # until readline is woken, in case it missed the signal
+_SECONDS = 0.8  # then, until a message explains the delay
 _SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 _MESSAGE = b"\nggufspec: interrupted\n"
 _IMPORTS = "<frozen importlib."  # start of the file names of Python's own import code
 
 
 def end_at_interrupt() -> None:
-    """Have Ctrl-C end the process at once, with a message; does nothing where it is ignored."""
+    """Make Ctrl-C end the process at once, with a message; does nothing if Ctrl-C is ignored."""
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, lambda number, frame: _end(_MESSAGE))
 
 
 def end_at_second_interrupt() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt, and a second one end what cannot handle the first yet.
+    """Make Ctrl-C raise KeyboardInterrupt; a second one ends the process if the first is pending.
 
-    Python handles Ctrl-C when llama.cpp returns. That can take minutes with a slow GPU, whose
-    passes cannot be stopped. Does nothing where Ctrl-C is ignored.
+    Python handles Ctrl-C only when llama.cpp returns. That can take minutes with a slow GPU, whose
+    passes cannot be stopped. Does nothing if Ctrl-C is ignored.
     """
     if not callable(signal.getsignal(signal.SIGINT)):
         return
@@ -41,18 +41,18 @@ def end_at_second_interrupt() -> None:
 
     received, sent = socket.socketpair()
     sent.setblocking(False)
-    # In this order: Python writes the number of a signal at once, and calls its handler later.
+    # Bytes arrive in this order: Python writes the signal's number at once, its handler runs later.
     signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
         if frame is not None and frame.f_code.co_filename.startswith(_IMPORTS):
-            _end(_MESSAGE)  # Python would lose an exception in some of this code
+            _end(_MESSAGE)  # some import code swallows exceptions
         sent.send(_HANDLED)
         raise KeyboardInterrupt
 
     def watch() -> None:
         while byte := received.recv(1):
-            # A server has a handler of its own while it runs, and so has a load.
+            # While it runs, a server or a load installs its own handler.
             if byte == _INTERRUPT and signal.getsignal(signal.SIGINT) is handle:
                 _wait(received)
 
@@ -83,9 +83,9 @@ def _wait(received: socket.socket) -> None:
 
 
 def _wake_input() -> None:
-    """Have readline look for signals: one that came just before it waits for keys is not heard."""
+    """Make readline check for signals: it misses one that comes just before it waits for keys."""
     if hasattr(signal, "SIGWINCH") and (main := threading.main_thread().ident) is not None:
-        signal.pthread_kill(main, signal.SIGWINCH)  # which only readline handles
+        signal.pthread_kill(main, signal.SIGWINCH)  # handled only by readline
 
 
 def _end(message: bytes = b"") -> NoReturn:

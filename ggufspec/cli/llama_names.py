@@ -1,4 +1,4 @@
-"""llama.cpp's names and environment variables of options with the same meaning."""
+"""Maps our options to llama.cpp's names and environment variables with the same meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import click
 from click.core import ParameterSource
 
-# By the last name of our option; --help and errors leave these out.
+# Keys: the last name of our option. --help and errors do not show these aliases.
 _ALIASES = {
     "--target": ("--model",),
     "--draft": ("--spec-draft-model", "--model-draft"),
@@ -75,13 +75,13 @@ VARIABLES = {
 
 
 class Option(click.Option):
-    """An option with llama.cpp's names and variable, which the given ones have priority over."""
+    """An option that also has llama.cpp's names and variable; its own names come first."""
 
     def __init__(self, param_decls: list[str], **settings: object) -> None:
         names = [name for name in param_decls if name.startswith("-")]
         key = names[-1].partition("/")[0]
         self.aliases = [name for name in _ALIASES.get(key, ()) if name not in names]
-        if self.aliases and len(names) == len(param_decls):  # click would name it by an alias
+        if self.aliases and len(names) == len(param_decls):  # else an alias would become its name
             param_decls = [*param_decls, key.lstrip("-").replace("-", "_")]
         own = settings.pop("envvar", None)
         found = [each for each in (own, VARIABLES.get(key)) if isinstance(each, str)]
@@ -97,7 +97,7 @@ class Option(click.Option):
         return names, text
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Its names; behind them the environment variable, if the value came from one."""
+        """The option's names, and the environment variable if the value came from it."""
         hint = " / ".join(f"'{name}'" for name in self.opts if name not in self.aliases)
         source = ctx and self.name and ctx.get_parameter_source(self.name)
         if source != ParameterSource.ENVIRONMENT:

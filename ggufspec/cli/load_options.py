@@ -1,4 +1,4 @@
-"""Options of how models are loaded, by llama.cpp's names where it has them."""
+"""Options for loading models, with llama.cpp's names if it has the option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAYERS = click.IntRange(min=defaults.ALL_LAYERS)
 
 
 class _OrAll(OrAuto):
-    """A number of layers, or the words auto and all."""
+    """Type of an option: a number of layers, auto or all."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return defaults.ALL_LAYERS if value == "all" else super().convert(value, param, ctx)
@@ -31,8 +31,8 @@ def context_option_of(default: str) -> Option:
 
 context_draft_option = option(
     "-cd --ctx-size-draft n_ctx_draft",
-    "Context size of a draft model: of a longer text it reads the first and the newest tokens, "
-    "which saves memory.  [default: all]",
+    "Context size of a draft model, to save memory: it reads only the first and the newest tokens "
+    "of a longer text.  [default: the target's]",
     type=AT_LEAST_1,
 )
 
@@ -52,7 +52,7 @@ type_k_option, type_v_option = (
 
 rpc_option = option(
     "--rpc rpc",
-    "llama.cpp RPC servers that take layers of the target, as GPUs do. They have no "
+    "llama.cpp RPC servers that compute layers of the target, like GPUs. They have no "
     "authentication: use them only in a network that you trust.",
     metavar="HOST:PORT,...",
     callback=lambda context, option, value: _servers(value),
@@ -80,20 +80,20 @@ n_gpu_layers_option = option(
 
 n_gpu_layers_draft_option = option(
     "-ngld --gpu-layers-draft n_gpu_layers_draft",
-    "Layers of the draft on its GPU, likewise.",
+    "Layers of the draft on its GPU; values as for --gpu-layers.",
     type=_OrAll(click.INT),
     default=defaults.N_GPU_LAYERS,
 )
 
 
 def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
-    """Which tensors of the target or of the draft are elsewhere than their layer, or stay."""
+    """Options that place tensors of a model apart from their layer; `whose`: target or draft."""
     in_name = end.replace("-", "_")
     return (
         option(
             f"-ot{short} --override-tensor{end} override_tensor{in_name}",
-            f"Tensors of the {whose} that are in another buffer type, such as CPU, by regular "
-            "expressions of their names, without commas.",
+            f"Buffer type, such as CPU, for tensors of the {whose} whose names match a regular "
+            "expression (without commas).",
             metavar="PATTERN=TYPE,...",
             default="",
             callback=lambda context, option, value: tuple(filter(None, value.split(","))),
@@ -113,7 +113,7 @@ def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
         ),
         option(
             f"-ncffn{short} --n-cpu-ffn{end} n_cpu_ffn{in_name}",
-            "The same for the feed-forward matrices of dense layers.",
+            f"Keep dense feed-forward matrices of the first N layers of the {whose} on the CPU.",
             type=_LAYERS,
         ),
     )
@@ -136,8 +136,8 @@ lora_draft_option = _lora_option("-draft", "", "draft")
 ROPE = (
     option(
         "--rope-scaling",
-        "How positions are scaled, for a context longer than that of the training.  [default: "
-        "from the file, or linear]",
+        "Scaling of positions, for a context longer than in training.  [default: from the file, or "
+        "linear]",
         type=click.Choice(("none", "linear", "yarn")),
     ),
     option("--rope-scale", "Factor by which the context grows.", type=POSITIVE, metavar="X"),
@@ -145,7 +145,7 @@ ROPE = (
     option("--rope-freq-scale", "1 / --rope-scale.", type=POSITIVE, metavar="X"),
     option(
         "--yarn-orig-ctx",
-        "Context of the training, for yarn.  [default: from the file]",
+        "Context size in training, for yarn.  [default: from the file]",
         type=AT_LEAST_1,
         metavar="N",
     ),
@@ -191,26 +191,26 @@ LOAD = (
     type_v_option,
     option(
         "--exact",
-        "Use passes of one size (--draft-n or 3, plus 1), so that greedy text is equal bit for bit "
-        "with and without drafts, and beside other texts. Slower where drafts are rejected.",
+        "Use passes of one size (--draft-n or 3, plus 1), so that greedy text is identical with "
+        "and without drafts, and in shared batches. Slower if drafts are rejected.",
         is_flag=True,
     ),
     option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
     option("--mlock", "Keep the models in RAM, as far as ulimit -l allows.", is_flag=True),
     option(
         "--repack/--no-repack",
-        "Let kernels, ggufspec's and llama.cpp's, store weights in another form.",
+        "Let ggufspec's and llama.cpp's kernels rearrange weights in memory.",
         default=True,
     ),
     option(
         "--op-offload/--no-op-offload",
-        "Whether a GPU reads prompts with the layers that are on the host.  [default: if that is "
+        "Compute layers that are on the host on a GPU while reading prompts.  [default: if that is "
         "faster]",
         default=None,
     ),
     option(
         "--override-kv",
-        "Other values of the target's header: the type is int, float, bool or str.",
+        "Replace values of the target's header; TYPE is int, float, bool or str.",
         metavar="KEY=TYPE:VALUE,...",
         default="",
         callback=lambda context, option, value: tuple(filter(None, value.split(","))),
@@ -222,7 +222,7 @@ load_options = gathered("load_settings", context_option, *LOAD)
 
 
 def _adapters(given: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
-    """(a.gguf, b.gguf:0.5) -> pairs of a path and a scale; a name may have a colon elsewhere."""
+    """Pairs of path and scale from (a.gguf, b.gguf:0.5); paths may contain other colons."""
     found = []
     for text in filter(None, ",".join(given).split(",")):
         file, _, scale = text.rpartition(":")
@@ -241,7 +241,7 @@ def _shares(value: str) -> tuple[float, ...]:
 
     try:
         return validate.shares("it", [float(part) for part in value.split(",")])
-    except ValueError as error:  # OptionError is one
+    except ValueError as error:  # OptionError is a ValueError
         raise click.BadParameter(f"{value!r} is not a list of proportions such as 3,1") from error
 
 

@@ -72,19 +72,19 @@ def main() -> None:
     try:
         end_at_second_interrupt()
         code = run()
-    except KeyboardInterrupt:  # before `run` handles it, or another one while it does
+    except KeyboardInterrupt:  # raised before or during the handling in `run`
         code = INTERRUPTED
     end_at_interrupt()
     try:
         sys.stdout.flush()
     except OSError:
-        # Already reported: without this, Python would flush again at exit, and fail again.
+        # The failure is reported already: without this, Python's flush at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def run() -> int:
-    """Run the command line; its exit code, see `exits`."""
+    """Run the command line. Returns the exit code, see `exits`."""
     try:
         result = cli.main(prog_name="ggufspec", standalone_mode=False)
         sys.stdout.flush()
@@ -98,7 +98,7 @@ def run() -> int:
         render.note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        return CLOSED_PIPE  # `ggufspec run ... | head`
+        return CLOSED_PIPE  # such as `ggufspec run ... | head`
     except SystemExit as error:
         if error.code != 1:
             raise
@@ -118,9 +118,9 @@ def run() -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open the streams that the caller closed (`<&-`, `>&-`); writing to this stdout fails."""
+    """Open the streams that the caller closed (`<&-`, `>&-`); writing to such a stdout fails."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             flags = os.O_WRONLY if name == "stderr" else os.O_RDONLY
-            file = os.open(os.devnull, flags)  # gets the free number, so that no other file does
+            file = os.open(os.devnull, flags)  # takes the free descriptor, so no other file can
             setattr(sys, name, open(file, mode, encoding="utf-8"))  # noqa: SIM115

@@ -81,7 +81,7 @@ def list_models(as_json: bool) -> None:
         rows.append([trim.alias, "?", made, "?", "", f"trimmed from {trim.of}"])
     widths = render.column_widths(rows)
     if sys.stdout.isatty() and sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns:
-        rows = [row[:-1] for row in rows]  # without the repository
+        rows = [row[:-1] for row in rows]  # leave out the repository
     render.echo_rows(rows)
 
 
@@ -186,8 +186,8 @@ def check(names: tuple[str, ...], as_json: bool) -> int:
 def verify(name: str) -> int:
     """Check the files of a model for damage.
 
-    Their sha256 is computed again, and compared with that in the registry or on the hub. Exit code
-    1 if a file is damaged.
+    Their sha256 is computed again, and compared with the registry's or the hub's. Exit code 1 if a
+    file is damaged.
     """
     registry = load_registry()
     named = parse(name, registry)
@@ -232,7 +232,7 @@ def _header_text(header: Header) -> str:
     from ggufspec.placement.speeds import experts_note
 
     facts = _header_facts(header)
-    layers = list(filter(None, facts["layer_bytes"]))  # without those of a head
+    layers = list(filter(None, facts["layer_bytes"]))  # leave out the layers of a head
     low, high = format_bytes(min(layers)), format_bytes(max(layers))
     span = low if low == high else f"{low} to {high}"
     rows = {
@@ -242,7 +242,7 @@ def _header_text(header: Header) -> str:
         "parameters": f"{facts['n_params'] / 1e6:,.0f} M",
         **({"origin": trim_text(facts["trim"])} if facts["trim"] else {}),
         "quantization": facts["quantization"],
-        # For targets only.
+        # A head is a draft, so it has no such row.
         **({} if is_head(header) else {"weights": weights_note(facts["matrix_type"])}),
         **({"experts": experts_note(*experts)} if (experts := experts_of(header))[0] else {}),
         "layers": f"{len(layers)}, {span} each",
@@ -334,7 +334,7 @@ def _here(name: str) -> Sequence[Path]:
 
 
 def _blob_sha256(path: Path) -> str | None:
-    """The sha256 of a file in the hub's cache, from the name of its blob."""
+    """The sha256 of a file in the hub's cache, from its blob's name; None if there is none."""
     content = path.resolve()
     is_blob = content.parent.name == "blobs" and len(content.name) == 64
     return content.name if is_blob else None

@@ -1,4 +1,4 @@
-"""Finds the files of named models: downloads them, proposes a draft, writes a stand-in."""
+"""Turns names of models into files: downloads them, proposes a draft, writes a stand-in."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ggufspec.models.head_facts import MTP
 from ggufspec.models.heads import DraftFile
 
 AUTO_DRAFT = "auto"
-MOST_DRAFTS = 16  # that a command ranks
+MOST_DRAFTS = 16  # maximum number that a command ranks
 _EMBEDDED_PARAMS = 7.2  # millions
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """The models that a command was given; without a target, the embedded pair."""
+    """The models that the command line names; without a target, the embedded pair."""
 
     target: str | None
     draft: str | None
@@ -45,7 +45,7 @@ class PairOptions:
             raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
 
     def find(self) -> tuple[Path, DraftFile | None]:
-        """The files of target and draft; "auto" is proposed, and named. Raises GgufspecError."""
+        """The files of target and draft; prints what "auto" chose. Raises GgufspecError."""
         if self.target is None:
             from ggufspec.standin.embedded import embedded_draft
 
@@ -57,7 +57,7 @@ class PairOptions:
     def find_each(self) -> dict[str, tuple[Path, DraftFile | None]]:
         """The files of a pair for each draft of a comma-separated list, by the draft's name.
 
-        A pair without competitors has the name "". Raises GgufspecError, BadParameter.
+        A single draft has the name "". Raises GgufspecError, BadParameter.
         """
         from ggufspec.models.header import read_header
         from ggufspec.models.names import local_file
@@ -85,7 +85,7 @@ def _bad_drafts(what: str) -> click.BadParameter:
 
 
 def find_model(name: str, *, offline: bool) -> Path:
-    """The file of that name, downloaded if need be. Raises GgufspecError."""
+    """The file of a named model, downloaded if it is missing. Raises GgufspecError."""
     from ggufspec.models.pull import resolve
 
     with late_bars() as bars:
@@ -93,7 +93,7 @@ def find_model(name: str, *, offline: bool) -> Path:
 
 
 def find_draft(name: str, *, offline: bool) -> DraftFile:
-    """The file of a draft; the head in the target's own file has none."""
+    """The file of a draft; MTP for the head in the target's own file."""
     return MTP if name == MTP else find_model(name, offline=offline)
 
 
@@ -107,7 +107,7 @@ def proposed_draft(target: str) -> str:
 
 
 def stand_in(size: str, cache_dir: Path | None) -> Path:
-    """The padded target, written first if it is not there yet."""
+    """The path of the padded target, which is written if it does not exist yet."""
     from ggufspec.standin import padded
 
     n_params, folder = padded.parse_size(size), cache_dir or default_cache_dir()

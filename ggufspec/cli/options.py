@@ -1,4 +1,4 @@
-"""Options that several commands share, by llama.cpp's names where it has them."""
+"""Options that several commands share, with llama.cpp's names if it has the option."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=Fal
 
 
 class Number(click.FloatRange):
-    """A range without NaN, which click accepts in any range."""
+    """A range that refuses NaN, which click accepts in any range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -55,10 +55,10 @@ def _all(*options: Option) -> Option:
 def gathered(
     into: str, *options: Option, make: Callable[..., Any] = dict
 ) -> Callable[[Command], Command]:
-    """Options whose values `make` turns into one argument of the command, named `into`."""
+    """Options whose values `make` combines into one argument of the command, named `into`."""
 
     probe: Any = _all(*options)(lambda: None)
-    # A flag may set the value of another option.
+    # Two options may share a parameter: a flag may set the value of another option.
     names = dict.fromkeys(option.name for option in probe.__click_params__ if option.expose_value)
 
     def decorate(command: Command) -> Command:
@@ -74,7 +74,7 @@ def gathered(
 
 
 class OrAuto(click.ParamType[Any]):
-    """A number of that kind, or the word auto."""
+    """Type of an option: a number of the given type, or the word auto."""
 
     name = "n|auto"
 
@@ -113,7 +113,7 @@ seed_option = option("-s --seed", "Seed of the random numbers.  [default: random
 
 
 def target_option(*, required: bool = True) -> Option:
-    """The target: a file, or a name that `cli.names` resolves."""
+    """The option for the target: a file, or a name that `cli.names` resolves."""
     return option(
         "-m --target",
         "Target model: a GGUF file, or a name: a registered one, user/repo:QUANT or "
@@ -124,12 +124,12 @@ def target_option(*, required: bool = True) -> Option:
 
 
 def draft_option(without: str = "", *, required: bool = False) -> Option:
-    """The draft: a file, or a name. `without`: what happens without one, for --help."""
+    """The option for the draft: a file, or a name. `without`: help text for leaving it out."""
     end = f"; {without}" if without else ""
     return option(
         "-md --draft",
-        "Draft, likewise: a small model, or a file of an MTP, DFlash or EAGLE-3 head; mtp: the "
-        f"head in the target's own file; auto: one that fits the target{end}.",
+        "Draft: a file or name of a small model or of an MTP, DFlash or EAGLE-3 head; mtp: the "
+        f"head in the target's own file; auto: chosen to fit the target{end}.",
         required=required,
         metavar="MODEL",
     )
@@ -137,13 +137,13 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
 
 draft_of_draft_option = option(
     "--draft-of-draft",
-    "Draft of the draft: a still smaller model that drafts the draft's own tokens. With --drafter "
-    "auto, it is used where that is faster.",
+    "Draft of the draft: an even smaller model that drafts the draft's tokens. With --drafter "
+    "auto, it is used when that is faster.",
     metavar="MODEL",
 )
 
-LOOKUP = "without one, only n-gram lookup drafts"
-SEVERAL = "several (a.gguf,b.gguf) are loaded one after the other, never together, and ranked"
+LOOKUP = "without a draft, only n-gram lookup drafts"
+SEVERAL = "several drafts (a.gguf,b.gguf) are measured one after the other, and ranked"
 
 offline_option = option(
     "--offline",
@@ -172,7 +172,7 @@ pair_options = gathered(
 
 
 def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Command]:
-    """The options of a pair; without a target, the embedded one. `without`: see draft_option."""
+    """The options of a pair; without a target, the embedded pair. `without`: see draft_option."""
     return gathered(
         "pair",
         target_option(required=False),
@@ -201,7 +201,7 @@ draft_n_option = draft_n_option_of(
 
 
 def room_for(n_draft: int | str) -> dict[str, Any]:
-    """The argument of `load` for drafts of that length."""
+    """The argument with which `load` reserves room for drafts of that length."""
     return {} if isinstance(n_draft, str) else {"n_draft_max": n_draft}
 
 
@@ -217,8 +217,8 @@ TREE = click.Choice(defaults.TREES)
 
 tree_option = option(
     "--tree",
-    "Branches in a draft, several continuations that are verified together; auto: where measured "
-    "costs say that they pay; on: the --draft-n most likely nodes; off: chains only.",
+    "Branches in a draft: several continuations, verified together; auto: when measured costs "
+    "predict a gain; on: the --draft-n most likely nodes; off: chains only.",
     type=TREE,
     default=defaults.TREE,
 )
@@ -227,8 +227,8 @@ drafter_option = option(
     "--drafter",
     "Drafting strategy: model, staged (the model, with its own tokens drafted by --draft-of-draft, "
     "else by lookup), ngram (lookup in the text so far, without a model), auto (picks the faster "
-    "one each round), forced (only text that a constraint leaves no choice about; the others draft "
-    "it, too) or none.  [default: auto; if --draft-n is a number: model, or staged with "
+    "one each round), forced (only tokens that a constraint leaves no alternative to; the others "
+    "draft them, too) or none.  [default: auto; if --draft-n is a number: model, or staged with "
     "--draft-of-draft]",
 )
 
@@ -247,23 +247,23 @@ prompt_options = gathered(
     "asked",
     option("-p --prompt", "Prompt text.  [default: read from stdin]"),
     option("-f --file prompt_file", "Read the prompt from a file.", type=PATH),
-    option("--chat", "Apply the target's chat template: answer, not continue.", is_flag=True),
+    option("--chat", "Apply the target's chat template, so that the model answers.", is_flag=True),
     system_option,
 )
 
-stop_option = option("--stop", "End before this text; may be given several times.", multiple=True)
+stop_option = option("--stop", "End before this string; may be given several times.", multiple=True)
 
 SHIFT = (
     option(
         "--context-shift/--no-context-shift",
-        "Where the context is full, go on without the older half of the text. Not in texts with a "
-        "constraint.",
+        "When the context is full, drop the older half of the text and continue. Not for texts "
+        "with a constraint.",
         default=False,
         show_default=False,
     ),
     option(
         "--keep n_keep",
-        "First tokens that --context-shift keeps; -1: the prompt.",
+        "Number of first tokens that --context-shift keeps; -1: the whole prompt.",
         type=click.IntRange(min=-1),
         default=0,
         metavar="N",

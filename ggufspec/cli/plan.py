@@ -94,7 +94,7 @@ def _bandwidth(value: str) -> int:
 )
 @option(
     "--acceptance",
-    "Acceptance rate of a drafted token, if those before it were accepted.",
+    "Acceptance rate of a drafted token, if all tokens before it were accepted.",
     type=SHARE,
     default=defaults.ACCEPTANCE,
 )
@@ -309,7 +309,7 @@ def _is_split(plan: OffloadPlan) -> bool:
 
 
 def _print_kernels(path: Path, plan: OffloadPlan, shape: ModelShape) -> None:
-    """What the first load has measured about the weights on the CPU."""
+    """Print whose kernels compute the weights on the CPU, as measured by the first load."""
     from ggufspec.llama.devices import offload_devices
     from ggufspec.llama.kernel_choice import Placed, recall
 

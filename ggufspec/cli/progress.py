@@ -1,4 +1,4 @@
-"""Progress bars on stderr, for work that takes over a second; without a terminal, some lines."""
+"""Progress bars on stderr for work of over a second; without a terminal, occasional lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ggufspec.models.heads import DraftFile
 
 _PATIENCE_SECONDS = 1.0
-_LINE_SECONDS = 10.0  # between two lines, where there is no terminal
+_LINE_SECONDS = 10.0  # between two lines, without a terminal
 _WORK = {"costs": "Measuring the pair", "vocabulary": "Reading the vocabulary"}
 
 
@@ -25,10 +25,10 @@ class LateBars:
     """Named bars, each shown once its work has lasted a second."""
 
     def __init__(self) -> None:
-        self._started: dict[str, tuple[float, float]] = {}  # when, and how far it was then
+        self._started: dict[str, tuple[float, float]] = {}  # start time, and progress at that time
         self._bars: dict[str, TaskID] = {}
         self._progress: Progress | None = None
-        self._printed = 0.0  # when the last line was
+        self._printed = 0.0  # time of the last line
 
     def update(
         self,
@@ -40,10 +40,10 @@ class LateBars:
         label: str = "",
         in_lines: bool = False,
     ) -> None:
-        """Show how far the work of that name is. `unit`: "bytes", "share", or anything countable.
+        """Show the progress of the work `name`. `unit`: "bytes", "share", or anything countable.
 
-        `label`: shown instead of the name. `in_lines`: where there is no terminal, print a line
-        now and then.
+        `label`: shown instead of the name. `in_lines`: without a terminal, print a line from time
+        to time.
         """
         started, n_first = self._started.setdefault(name, (monotonic(), done))
         if not sys.stderr.isatty():
@@ -64,11 +64,11 @@ class LateBars:
             self._progress.update(self._bars[name], completed=done, description=label or name)
 
     def download(self, name: str, done: int, total: int) -> None:
-        """The same for bytes, as `ggufspec.models` reports them."""
+        """Show the progress of a download; a callback for `ggufspec.models`."""
         self.update(name, done, total, unit="bytes")
 
     def prompt(self, whose: str, done: int, total: int) -> None:
-        """The same for what comes before a text, as `Engine.stream` reports it."""
+        """Show the progress of work before a text; a callback for `Engine.stream`."""
         what = _WORK.get(whose, f"Processing the prompt ({whose})")
         self.update(what, done, total)
 
@@ -81,7 +81,7 @@ class LateBars:
 
 
 def late_bars() -> closing[LateBars]:
-    """Bars that are gone after the block, however it ends."""
+    """A context whose bars are removed at the end of the block, also after an error."""
     return closing(LateBars())
 
 

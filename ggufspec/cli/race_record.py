@@ -1,4 +1,4 @@
-"""Writes a race as an asciicast v2, or as an SVG that CSS alone animates."""
+"""Writes a race as an asciicast v2, or as an SVG that is animated by CSS alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 100, 28  # cells
 _TITLE = "ggufspec compare"
 _PER_SECOND = 20
 _MOST_FRAMES = {".svg": 80, ".cast": 1200}
-_MOST_BYTES = 500_000  # of an SVG; a larger one gets fewer frames
+_MOST_BYTES = 500_000  # of an SVG; the number of frames is halved until it fits
 _LEAD_IN, _PAUSE = 0.8, 4.0  # seconds before and after the race; an SVG plays in a loop
 _PARTS = "{width}\0{height}\0translate({terminal_x},{terminal_y})\0{chrome}\0{styles}\0{matrix}"
 _TEXT = re.compile(r'<text class="(\S+)" ([^<>]*) clip-path="[^"]*">(.*?)</text>')
@@ -28,7 +28,7 @@ _STYLE = (
 
 
 def check_recordable(path: Path) -> None:
-    """Raise OptionError unless the suffix is that of a recording."""
+    """Raise OptionError unless the suffix is .svg or .cast."""
     if path.suffix.lower() not in _MOST_FRAMES:
         raise OptionError(
             f"cannot record to {path.name!r}: name a file with the suffix .svg or .cast"
@@ -36,7 +36,7 @@ def check_recordable(path: Path) -> None:
 
 
 def recording(race: Race, path: Path, speed: float = 1.0) -> bytes:
-    """The content of a file of that name; with `speed` 2, it plays twice as fast."""
+    """The content of the file `path`; with `speed` 2, it plays twice as fast."""
     suffix = path.suffix.lower()
     n_steps = 1 + int(min(race.seconds / speed * _PER_SECOND, _MOST_FRAMES[suffix]))
     while True:
@@ -54,7 +54,7 @@ def _console() -> Console:
 
 
 def _cast(race: Race, times: list[float], speed: float) -> str:
-    """A header, then events [seconds, "o", terminal output]: the rows that changed."""
+    """An asciicast: a header, then events [seconds, "o", output], which write the changed rows."""
     console = _console()
     events: list[tuple[float, str]] = []
     before: list[str] = [""] * HEIGHT
@@ -76,7 +76,7 @@ def _cast(race: Race, times: list[float], speed: float) -> str:
 
 
 def _svg(race: Race, times: list[float], speed: float) -> str:
-    """Each piece of text once for each run of frames that show it; without animation, the end."""
+    """An SVG with each piece of text once per run of frames; without animation, the last frame."""
     console = _console()
     frames_of: dict[str, list[int]] = {}
     for i, at in enumerate(times):
@@ -85,7 +85,7 @@ def _svg(race: Race, times: list[float], speed: float) -> str:
         width, height, origin, chrome, styles, matrix = parts
         rules = dict(re.findall(r"\.(\S+) \{ (.*?) \}", styles))
         for name, attributes, text in _TEXT.findall(matrix):
-            shown = text.replace("&#160;", "\u00a0")  # shorter
+            shown = text.replace("&#160;", "\u00a0")  # a shorter form
             element = f'{attributes} style="{rules[name]}">{shown}</text>'
             frames_of.setdefault(element, []).append(i)
     loop = _LEAD_IN + race.seconds / speed + _PAUSE

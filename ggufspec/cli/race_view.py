@@ -14,7 +14,7 @@ from rich.text import Text
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, state_at
 from ggufspec.common.terminal import visible
 
-NARROW = 80  # cells; below, the lanes are stacked
+NARROW = 80  # cells; in narrower terminals the lanes are stacked
 _ABOUT = {PLAIN: "the target alone", SPECULATIVE: "with a draft", N_GRAMS: "no draft model"}
 _DRAFTED = "green"
 _FRAME_SECONDS = 1 / 20
@@ -25,9 +25,9 @@ _OTHER_ROWS = 2  # the prompt above, the legend below
 
 
 def show(race: Race, speed: float, *, color: bool) -> bool:
-    """Play a race on the alternate screen, then print both whole texts; 0: print them only.
+    """Play a race on the alternate screen, then print both texts; `speed` 0: only print.
 
-    `color`: whether to send escape codes for styles. Returns whether the user interrupted it.
+    `color`: whether to send escape codes for styles. Returns whether the user interrupted the race.
     """
     console = Console(
         file=sys.stdout,
@@ -52,7 +52,7 @@ def show(race: Race, speed: float, *, color: bool) -> bool:
 
 
 def picture(race: Race, seconds: float, console: Console, height: int) -> Group:
-    """Both lanes so many seconds after the start, side by side if the console is wide enough."""
+    """Both lanes at a time of the race, side by side if the console is wide enough."""
     is_narrow = console.width < NARROW
     width = console.width if is_narrow else (console.width - 1) // 2
     lines = [_lines(lane, console, width - _BESIDE_TEXT) for lane in race.lanes]
@@ -94,7 +94,7 @@ def _lane(
 
 
 def _lines(lane: Lane, console: Console, width: int) -> list[tuple[int, Text]]:
-    """The lines of the whole text, so that no word moves later, each with where it starts."""
+    """Lines of the whole text (so that no word moves later), each with the index of its start."""
     whole = Text()
     for piece, text in zip(lane.pieces, _pieces(lane), strict=True):
         whole.append(text, _DRAFTED if piece.drafted else None)

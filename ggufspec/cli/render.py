@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ggufspec.engine.completion import Chunk
 
 _PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
-_NOTES = {  # of drafters, with what they count
+_NOTES = {  # how -v describes tokens of other drafters
     "forced": "forced by the constraint",
     "predicted": "from the prediction",
     "staged": "drafted for the draft",
@@ -31,19 +31,19 @@ _NOTES = {  # of drafters, with what they count
 
 
 def wants_color(choice: str, stream: IO[str]) -> bool:
-    """Whether to use colour; "auto": on a terminal that has colours, unless NO_COLOR is set."""
+    """Whether to use colour; "auto": if the terminal has colours and NO_COLOR is not set."""
     if choice != "auto":
         return choice == "on"
     return is_terminal(stream) and "NO_COLOR" not in os.environ
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Whether it is a terminal with colours and a cursor that moves."""
+    """Whether `stream` is a terminal with colours and a movable cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def note(message: str) -> None:
-    """Print a message of the command itself on stderr."""
+    """Print a message on stderr, prefixed with the program's name."""
     echo(f"ggufspec: {message}", err=True)
 
 
@@ -53,7 +53,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def for_stdout(text: str) -> str:
-    """The text as stdout may have it: unchanged, unless stdout is a terminal."""
+    """The text to write to stdout: control characters are escaped if it is a terminal."""
     return visible(text) if sys.stdout.isatty() else text
 
 
@@ -101,9 +101,9 @@ def stats_line(stats: Stats, speedup: float | None = None) -> str:
 
 
 def rounds_text(rounds: Sequence[Round], piece: Callable[[int], bytes], *, color: bool) -> str:
-    """A line for each round: drafted, accepted, expected, seconds, and the reason of its length.
+    """Describes each round in a line: drafted, accepted, expected, times, reason for the length.
 
-    A second line has the branches of a tree, by the `piece` of each token.
+    A second line shows the branches of a tree; `piece` is the text of a token.
     """
     lines = []
     for i, round_ in enumerate(rounds, 1):
@@ -124,7 +124,7 @@ def rounds_text(rounds: Sequence[Round], piece: Callable[[int], bytes], *, color
 
 
 def _branches(round_: Round, piece: Callable[[int], bytes], *, color: bool) -> list[str]:
-    """The text of each branch of a tree, from its first token on; empty for a chain."""
+    """The text of each branch of a tree, starting at the first token; empty for a chain."""
     accepted = round_.tokens[: round_.n_accepted]
     texts = []
     for leaf in leaves(round_.parents):
@@ -136,13 +136,13 @@ def _branches(round_: Round, piece: Callable[[int], bytes], *, color: bool) -> l
 
 
 def _escaped(tokens: Sequence[int], piece: Callable[[int], bytes]) -> str:
-    """The text of tokens on one line."""
+    """The text of tokens, escaped to fit on one line."""
     text = b"".join(map(piece, tokens)).decode("utf-8", "replace")
     return repr(text + '"')[1:-2]  # the quote makes repr escape single ones
 
 
 def details_text(stats: Stats) -> str:
-    """Where the time went, and the acceptance of each position of a draft."""
+    """Describes the shares of the time, and the acceptance at each position of a draft."""
     seconds, generation = stats.seconds, stats.seconds.generation or 1.0
     parts = ("draft", "target", "verify", "other")
     shares = ", ".join(f"{name} {getattr(seconds, name) / generation:.1%}" for name in parts)
@@ -171,13 +171,13 @@ def stats_json(stats: Stats) -> dict[str, Any]:
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A small table on stdout, and an empty line; numbers to the right."""
+    """Print a small table, numbers to the right, and an empty line."""
     head, *lines = table_lines(header, rows, width_of_stdout())
     echo("\n".join([head, "-" * len(head), *lines, ""]))
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """An aligned table, numbers to the right. Columns beyond `width` go below, after the first."""
+    """An aligned table, numbers to the right. Columns beyond `width` go into tables below it."""
     widths = column_widths([list(columns), *map(list, rows)])
     lines: list[str] = []
     start = 1
@@ -196,7 +196,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
 
 
 def echo_rows(rows: list[list[str]]) -> None:
-    """Print left-aligned columns; nothing is cut off on a narrow terminal."""
+    """Print left-aligned columns, which are not cut off on a narrow terminal."""
     widths = column_widths(rows)
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
@@ -204,7 +204,7 @@ def echo_rows(rows: list[list[str]]) -> None:
 
 
 def column_widths(rows: list[list[str]]) -> list[int]:
-    """The widths of columns that echo_rows prints, without the two blanks between them."""
+    """The widths of the columns that echo_rows prints, without the two blanks between columns."""
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
@@ -214,7 +214,7 @@ def width_of_stdout() -> int:
 
 
 def echo_bars(values: Sequence[float], names: Sequence[str]) -> None:
-    """Print a bar for each value beside its name; in ASCII if stdout has no other characters."""
+    """Print a bar for each value beside its name; in ASCII if stdout cannot encode blocks."""
     block = "█" if can_write("█") else "#"
     margin = max(map(len, names)) + 1
     room = max(shutil.get_terminal_size().columns - margin, 1)
@@ -223,13 +223,13 @@ def echo_bars(values: Sequence[float], names: Sequence[str]) -> None:
 
 
 def tolerate_letters() -> None:
-    """Replace characters that stdout cannot encode, rather than fail on them."""
+    """Make stdout replace the characters that it cannot encode, instead of failing."""
     if reconfigure := getattr(sys.stdout, "reconfigure", None):
         reconfigure(errors="replace")
 
 
 def can_write(text: str) -> bool:
-    """Whether stdout can encode these characters."""
+    """Whether stdout can encode this text."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 @text_settings.load_options
 @option(
     "--prediction",
-    "A text that the answer may repeat, such as a file before an edit. Tokens are drafted from it; "
-    "it does not change the answer.",
+    "File with a text that the answer may repeat, such as code before an edit. Tokens are drafted "
+    "from it; it does not change the answer.",
     type=shared.FILE,
     metavar="FILE",
 )
 @option(
     "--prompt-cache",
-    "File of what the models have read: restored first, if it exists; prompt and text are saved in "
-    "it at the end, so that a prompt which begins with them reads only what is new.",
+    "File with the models' KV caches: restored if it exists, and saved at the end with prompt and "
+    "text. A later prompt that begins with the saved text reads only the rest.",
     type=shared.PATH,
     metavar="FILE",
 )
@@ -124,7 +124,7 @@ def command(
 
 
 def read_by(engine: Engine, prompt: str | Sequence[int], run: Run) -> Sequence[int]:
-    """The tokens of a prompt and its text; of a text that was shifted, those of the prompt."""
+    """The tokens of prompt and generated text; only the prompt's if the text was shifted."""
     tokens = engine.tokenize(prompt)
     both = [*tokens, *run.completion.tokens]
     return tokens if len(both) > engine.n_ctx else both[: engine.n_ctx - 1]
@@ -136,7 +136,7 @@ def loaded(
 ) -> Iterator[tuple[Engine, tuple[Path, DraftFile | None], dict[str, Any]]]:
     """The engine of a pair, its files, and the settings with the sampling of the target's file.
 
-    `load_settings` get what the other options ask for. Raises GgufspecError, UsageError.
+    Adds to `load_settings` the arguments that other options need. Raises GgufspecError, UsageError.
     """
     shared.show_log(verbose)
     paths = pair.find()
@@ -157,7 +157,7 @@ def loaded(
 def report(
     engine: Engine, run: Run, speedup: float | None = None, *, color: str, verbose: bool
 ) -> None:
-    """Print the statistics of a generation; if `verbose`, of its rounds, too."""
+    """Print the statistics of a generation; if `verbose`, also of each round."""
     stats = run.completion.stats
     if verbose:
         in_color = render.wants_color(color, sys.stderr)
@@ -179,7 +179,7 @@ class Run:
     interrupted: bool
 
     def document(self) -> dict[str, Any]:
-        """Its part of the JSON document."""
+        """The fields of the JSON document that describe this generation."""
         return {
             "text": self.completion.text,
             "tokens": list(self.completion.tokens),
@@ -196,7 +196,7 @@ def generate(
     options: CheckedOptions,
     writer: render.TextWriter | None,
 ) -> Run:
-    """Generate, writing the text as it comes. Ctrl-C ends it with what there is so far."""
+    """Generate a text, written as it comes. Ctrl-C ends it and keeps the text so far."""
     interrupted = False
     with late_bars() as bars:
         stream = engine.begin(prompt, options, progress=bars.prompt)
@@ -213,7 +213,7 @@ def generate(
 
 
 def read_prompt(asked: dict[str, Any]) -> str:
-    """The prompt from an option, a file or stdin. Raises PromptError if it is empty or no UTF-8."""
+    """The prompt from an option, a file or stdin. Raises PromptError if empty or not UTF-8."""
     prompt: str | None = asked["prompt"]
     path: Path | None = asked["prompt_file"]
     if prompt is not None and path is not None:
@@ -221,7 +221,7 @@ def read_prompt(asked: dict[str, Any]) -> str:
     if prompt is not None:
         try:
             prompt.encode("utf-8")
-        except UnicodeEncodeError as error:  # bytes of an option that are not UTF-8
+        except UnicodeEncodeError as error:  # the option has bytes that are not UTF-8
             raise PromptError(
                 f"the prompt from -p is not UTF-8 at character {error.start}; convert it to UTF-8 "
                 "first"
@@ -231,8 +231,8 @@ def read_prompt(asked: dict[str, Any]) -> str:
         if where == "stdin" and sys.stdin.isatty():
             raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
         data = read_prompt_file(path or Path("-"))
-        # Editors and echo end a file with a newline, some begin it with a byte order mark: neither
-        # is part of the prompt.
+        # Editors and echo add a newline at the end, some a byte order mark at the beginning:
+        # neither is part of the prompt.
         prompt = decoded(data, f"the prompt from {where}").removesuffix("\n").removesuffix("\r")
     if not (prompt or asked["chat"] or asked["system"] is not None):  # messages may be empty
         raise PromptError("the prompt is empty; give at least one character, with -p, -f or stdin")
@@ -240,7 +240,7 @@ def read_prompt(asked: dict[str, Any]) -> str:
 
 
 def prompt_of(engine: Engine, text: str, asked: dict[str, Any]) -> str | list[int]:
-    """The prompt as it is, or as a message of a chat. Raises PromptError."""
+    """The prompt unchanged, or rendered as a message of a chat. Raises PromptError."""
     if not asked["chat"] and asked["system"] is None:
         return text
     from ggufspec.engine.chat_template import conversation

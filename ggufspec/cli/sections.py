@@ -9,8 +9,8 @@ import click
 
 from ggufspec.decoding.sampling_options import NUMBERS
 
-# Section titles in the order of --help, each with names of parameters in their order. An option
-# that is listed nowhere comes in the last section.
+# The sections of --help in order, each with its parameters in order. An option that is not
+# listed goes into the last section.
 _SECTIONS: Final = {
     "Options": (
         *("preset", "target", "draft", "prompt", "prompt_file", "output", "vram", "port"),
@@ -69,7 +69,7 @@ _SHORTER: Final = {
     "FLOAT": "X",
     "N|AUTO": "N|auto",
 }
-_FEW: Final = 12  # options that need no sections
+_FEW: Final = 12  # a command with so few options needs no sections
 
 
 class SectionedCommand(click.Command):
@@ -79,7 +79,7 @@ class SectionedCommand(click.Command):
         records: dict[str, list[tuple[str, str]]] = {}  # a flag may set another option's value
         for option in self.get_params(ctx):
             if isinstance(option, click.Argument):
-                continue  # in the usage line; some versions of click list them without a text
+                continue  # already in the usage line; some versions of click return an empty record
             if option.name and (record := option.get_help_record(ctx)) is not None:
                 records.setdefault(option.name, []).append((_shortened(record[0]), record[1]))
         if len(records) <= _FEW:

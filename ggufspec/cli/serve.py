@@ -36,29 +36,29 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @text_settings.default_options
 @gathered(
     "load_settings",
-    loading.context_option_of("or less where memory is short"),
+    loading.context_option_of("or less if memory is short"),
     *loading.LOAD,
     text_settings.draft_text_option,
     option(
         "--remember n_remembered",
-        "Tokens of earlier texts that are kept, the latest, and drafted from; 0: none. The speed "
-        "of a text can then tell a client what others have written.",
+        "Draft from the latest N tokens of earlier texts; 0: none. A client can then guess from "
+        "its speed what other clients' texts contain.",
         type=COUNT,
         default=0,
         metavar="TOKENS",
     ),
     option(
         "-cram --cache-ram cache_ram",
-        "MiB of memory for conversations whose slot another one has got, so that their next turn "
-        "is not read anew; 0: none.  [default: a quarter of what is free, at most "
+        "MiB of memory to keep conversations that lost their slot, so that their next turn reads "
+        "only what is new; 0: none.  [default: a quarter of the free memory, at most "
         f"{defaults.CACHE_RAM:,}]",
         type=COUNT,
         metavar="MIB",
     ),
     option(
         "-ctxcp --ctx-checkpoints ctx_checkpoints",
-        "Ends of messages whose state is kept, of models with recurrent layers, so that a turn "
-        "without the earlier reasoning reads only what is new.",
+        "For models with recurrent layers: number of states kept at ends of messages, so that a "
+        "turn without the earlier reasoning reads only what is new.",
         type=COUNT,
         default=defaults.CTX_CHECKPOINTS,
         metavar="N",
@@ -67,7 +67,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @text_settings.chat_template_option
 @option(
     "--host",
-    "Address to listen on; other than loopback, other machines can connect.",
+    "Address to listen on; unless it is a loopback address, other machines can connect.",
     default=defaults.SERVE_HOST,
 )
 @option(
@@ -82,7 +82,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     "the environment variable GGUFSPEC_API_KEY.",
     envvar="GGUFSPEC_API_KEY",
 )
-@option("--api-key-file", "Require one of the keys in this file, one a line.", type=PATH)
+@option("--api-key-file", "Require one of the keys in this file, one per line.", type=PATH)
 @option(
     "--cors-origin cors_origins",
     "Allow web pages of this origin, such as http://localhost:3000; may be given several times.",
@@ -98,7 +98,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 )
 @option(
     "--slot-save-path slot_folder",
-    "Folder of files that clients save slots to and restore them from (POST /slots/ID).",
+    "Folder in which clients can save and restore slots (POST /slots/ID).",
     type=PATH,
     metavar="FOLDER",
 )
@@ -191,7 +191,7 @@ def command(
                 settings, engine.file_sampling, verbose=True
             )
             engine.check(text_settings.checked(settings))
-            with late_bars() as bars:  # else the first text with a seed would stop the others
+            with late_bars() as bars:  # otherwise the first text with a seed would delay the others
                 calibrate_all(engine.pair, bars.prompt)
             service = make_service(
                 engine,
@@ -238,7 +238,7 @@ def _context_note(engine: Engine, is_fitted: bool) -> str:
 
 
 def _api_keys(key: str | None, path: Path | None) -> tuple[str, ...]:
-    """The keys of the two options. Raises BadParameter, OptionError."""
+    """The keys of --api-key and --api-key-file. Raises BadParameter, OptionError."""
     if key == "":
         raise click.BadParameter(
             "the key is empty; leave the option out to require none", param_hint="--api-key"
@@ -248,13 +248,13 @@ def _api_keys(key: str | None, path: Path | None) -> tuple[str, ...]:
         text = read_file(path, "the file of keys", OptionError).decode("utf-8", "surrogateescape")
         listed = tuple(filter(None, map(str.strip, text.splitlines())))
         if not listed:
-            raise OptionError(f"the file of keys {path} is empty; write one key a line")
+            raise OptionError(f"the file of keys {path} is empty; write one key per line")
         keys += listed
     return keys
 
 
 def _show_own_log(verbose: bool) -> None:
-    """The server's errors on stderr, one line each; with -v, requests and tracebacks too."""
+    """Show the server's errors on stderr, one line each; with -v, also requests and tracebacks."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter("ggufspec: %(message)s"))
     for name in ("uvicorn.error", "uvicorn.access") if verbose else ("ggufspec.server",):

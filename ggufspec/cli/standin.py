@@ -23,14 +23,14 @@ from ggufspec.common.files import format_bytes
 )
 @option(
     "--agreement",
-    "For a draft: acceptance rate of a drafted token, if those before it were accepted.",
+    "For a draft: acceptance rate of a drafted token, if all tokens before it were accepted.",
     metavar="X",
     type=SHARE,
     default=1.0,
 )
 @option(
     "--mtp-agreement",
-    "For a target with an MTP head in its file, such as GLM-4.5: write the head too, with that "
+    "For a target with an MTP head in its file, such as GLM-4.5: also write the head, with this "
     "acceptance rate.",
     metavar="X",
     type=SHARE,

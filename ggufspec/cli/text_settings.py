@@ -1,4 +1,4 @@
-"""The options of a text (drafting, sampling, constraints) by llama.cpp's names; their checks."""
+"""The options of a text (drafting, sampling, constraints), with llama.cpp's names; their checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BIAS = re.compile(r"(\d+)([+-](?:inf|\d*\.?\d+(?:e[+-]?\d+)?))", re.IGNORECASE)
 
 
 def _biases(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> Any:
-    """15043+1, 15043-0.5, 15043-inf -> {token: bias}."""
+    """The bias of each token, from texts such as 15043+1, 15043-0.5, 15043-inf."""
     found = {}
     for text in given:
         if (match := _BIAS.fullmatch(text.strip())) is None:
@@ -49,14 +49,14 @@ def _names(context: click.Context, option: click.Parameter, text: str) -> tuple[
 def _breakers(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Given breakers replace the default ones; `none` means no breakers."""
+    """The given breakers, which replace the default ones; `none` means no breakers."""
     if not given:
         return defaults.DRY_SEQUENCE_BREAKERS
     return tuple(text for text in given if text != "none")
 
 
 def _from_file(names: str, help_text: str, end: str = "") -> Option:
-    """An option whose value is the text of a file, without the characters `end` at its end."""
+    """An option that reads its value from a file, without trailing characters in `end`."""
 
     def read(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
         if path is None:
@@ -87,7 +87,7 @@ def _refused(context: click.Context, option: click.Parameter, value: str | None)
         raise click.UsageError(refusal(option.name or "", option.opts[0]) or "")
 
 
-_FLAGS = {  # where they are not the name
+_FLAGS = {  # of options that are not named after their field
     "temperature": "--temp temperature",
     "typical_p": "--typical --typical-p typical_p",
     "top_n_sigma": "--top-nsigma --top-n-sigma top_n_sigma",
@@ -156,7 +156,7 @@ _REFUSED = tuple(
 
 
 def _to_generate(**sampling: Any) -> dict[str, Any]:
-    """The options for `generate`: a constraint may come from a file. Raises UsageError."""
+    """The options for `generate`, with constraints from files. Raises UsageError."""
     from ggufspec.engine.options import CONSTRAINTS
 
     constraints = (name for each in CONSTRAINTS for name in (each, f"{each}_file"))
@@ -173,11 +173,11 @@ _OF_DRAFT_MODELS = (
     *("override_tensor_draft", "n_cpu_moe_draft", "n_cpu_ffn_draft", "lora_draft"),
 )
 _NEEDS_DRAFT = "{} needs a draft model: name one with --draft"
-_OF_DRAFTS = ("n_draft", "tree", "verify")  # of n-gram lookup too
+_OF_DRAFTS = ("n_draft", "tree", "verify")  # they also affect n-gram lookup
 _BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS, *_REFUSED)
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)
-# What a server has as defaults of its requests.
+# The options that a server accepts as defaults for its requests.
 default_options = gathered(
     "settings",
     *shared.DRAFTING,
@@ -193,7 +193,7 @@ audited_options = gathered(
 
 
 def text_options(*others: Option) -> Callable[[Command], Command]:
-    """All settings of a text, and `others`, as the command's argument `settings`."""
+    """All options of a text, and `others`, combined into the command's argument `settings`."""
     return gathered(
         "settings",
         *shared.DRAFTING,
@@ -207,7 +207,7 @@ def text_options(*others: Option) -> Callable[[Command], Command]:
 
 
 def checked(settings: dict[str, Any]) -> CheckedOptions:
-    """The same settings for `Engine.begin`. Raises OptionError."""
+    """The settings, checked, as options for `Engine.begin`. Raises OptionError."""
     from ggufspec.engine.options import CheckedOptions
 
     return CheckedOptions.of(settings)  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ def with_file_sampling(
 ) -> dict[str, Any]:
     """The settings, with the target file's values for sampling options that were not given.
 
-    Prints them if `verbose`, and what the file sets but is not used.
+    If `verbose`, prints them, and values of the file that are not used.
     """
     from ggufspec.engine.file_sampling import sampling_text
 
@@ -231,7 +231,7 @@ def with_file_sampling(
 
 
 def check_needs_no_draft(settings: dict[str, Any], *, compare: bool = False) -> None:
-    """Raises UsageError if an option was given that needs a draft model."""
+    """Raise UsageError if an option was given that needs a draft model."""
     has_no_drafts = checked(settings).drafter_name(has_draft=False) in ("none", "model")
     refuse_without_draft(*(_OF_DRAFTS if has_no_drafts else ()))
     if compare and has_no_drafts:
@@ -239,7 +239,7 @@ def check_needs_no_draft(settings: dict[str, Any], *, compare: bool = False) -> 
 
 
 def refuse_without_draft(*others: str) -> None:
-    """Raises UsageError if an option of draft models was given, or one of `others`."""
+    """Raise UsageError if an option of draft models was given, or one of `others`."""
     for name in (*_OF_DRAFT_MODELS, *others):
         if is_on_command_line(name):
             raise click.UsageError(_NEEDS_DRAFT.format(flag_of(name)))
@@ -252,18 +252,18 @@ def was_given(name: str) -> bool:
 
 
 def is_on_command_line(name: str) -> bool:
-    """Whether it was given there, and not only as the default of an environment variable."""
+    """Whether a parameter was given on the command line, not only by an environment variable."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
 def flag_of(name: str) -> str:
-    """The option of this parameter of the command, as users write it in full."""
+    """The long name of the option that sets a parameter of the command."""
     parameters = click.get_current_context().command.params
     return next(each.opts[-1] for each in parameters if each.name == name)
 
 
 def conditions(paths: tuple[Path, DraftFile | None], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a result depends on, for a JSON document: all settings, and versions."""
+    """All settings and versions that a result depends on, for a JSON document."""
     pair = dict(zip(("target", "draft"), paths, strict=True))
     return {"settings": plain({**pair, **settings}), "versions": render.versions()}

@@ -1,4 +1,4 @@
-"""`ggufspec trim`: writes a cheaper draft, and prints what each cut costs and brings."""
+"""`ggufspec trim`: writes a cheaper draft, and prints costs and gains of each cut."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
 @option("-f --force", "Replace an existing file.", is_flag=True)
 @option(
     "--vocab",
-    "How many tokens to keep; auto: the number with the best predicted speed-up; all.",
+    "Number of tokens to keep; auto: the number with the best predicted speed-up; all.",
     callback=lambda context, option, value: _amount(value, lists=False),
     metavar="N|auto|all",
     default="auto",
 )
 @option(
     "--layers",
-    "Layers to keep: how many, a list such as 0-10,14-23, auto (those that bring more than they "
-    "cost; takes about a minute), or all.",
+    "Layers to keep: their number, a list such as 0-10,14-23, auto (layers that gain more than "
+    "they cost; takes about a minute), or all.",
     callback=lambda context, option, value: _amount(value, lists=True),
     metavar="N|LIST|auto|all",
     default="all",
@@ -77,8 +77,8 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
 )
 @option(
     "--text texts",
-    "A file of text like what the target will write; may be given several times.  [default: text "
-    "that the target writes]",
+    "A file with text similar to the target's future texts; may be given several times.  "
+    "[default: text that the target generates]",
     type=PATH,
     metavar="FILE",
     multiple=True,
@@ -108,8 +108,8 @@ def command(
 ) -> int:
     """Make a cheaper draft out of a model: fewer tokens, fewer layers, smaller types.
 
-    No training: weights are left out. What each cut costs and brings is measured on text of your
-    target. The draft then proposes only tokens that it has; the text keeps the target's
+    Needs no training: weights are left out. Costs and gains of each cut are measured on text of
+    your target. The draft proposes only tokens that it has kept; the text keeps the target's
     distribution. A model can also become a draft for itself, with a part of its layers.
 
     \b
@@ -124,7 +124,7 @@ def command(
 
     wanted = trim.WantedCut(vocab, layers, type_)
     if wanted == trim.WantedCut(None):
-        raise click.UsageError("nothing is to be left out; choose with --vocab, --layers or --type")
+        raise click.UsageError("nothing would be cut; choose with --vocab, --layers or --type")
     draft_path = find_model(draft, offline=offline)
     target_path = draft_path if target is None else find_model(target, offline=offline)
     source = read_header(draft_path)

@@ -103,7 +103,7 @@ def test_a_loaded_chat_is_not_read_anew(chat: Command, tmp_path: Path) -> None:
     again = chat(f"/load {path}", "/stats", "say")
     assert again.code == 0
     assert again.out == later.out
-    assert "the chat is read anew" in again.err
+    assert "the chat must be read again" in again.err
     assert prompts(again.err) == [(n_later, 0)]
 
 
@@ -422,7 +422,7 @@ def test_a_typed_conversation(
     assert press(first, '"""\r', ". ").count(ANSWER) == 0
     press(first, "of\r", ". ")
     enter(first, 'world"""', "!")
-    enter(first, f"/save {path}", "need not read them")
+    enter(first, f"/save {path}", "which /load restores")
     interrupt(first, "no such question")
     enter(first, UP * 5, "!")  # the first message, from the history
     enter(first, f"/save {path}.2", "answers in")
@@ -436,7 +436,7 @@ def test_a_typed_conversation(
     assert history.read_text("utf-8").split("\n")[:2] == ["hello", '"""']
     again = terminal(polite)
     enter(again, UP * 2, "!")
-    enter(again, f"/save {path}.3", "need not read them")
+    enter(again, f"/save {path}.3", "which /load restores")
     assert said(Path(f"{path}.3"))[0] == "hello", "from the history of the first chat"
     interrupt(again)
     again.type(CTRL_C)

@@ -101,7 +101,7 @@ def test_another_type(trim: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--vocab", "all"), "nothing is to be left out"),
+        (("--vocab", "all"), "nothing would be cut"),
         (("--vocab", "10"), "always kept"),
         (("--vocab", "1000000000"), "keep fewer, or all"),
         (("--vocab", "many"), "neither a number, auto nor all"),
