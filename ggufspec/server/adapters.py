@@ -1,4 +1,4 @@
-"""The LoRA adapters as llama.cpp's server has them, but for scales of a request's own."""
+"""LoRA adapters as in llama.cpp's server, except that requests cannot change scales."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ggufspec.server.schema import AdapterScale
 
 
 def described(engine: Engine) -> list[dict[str, object]]:
-    """Number, file and scale of each; no path, but the name of the file."""
+    """Number, file name (without its path) and scale of each adapter."""
     return [
         {"id": i, "path": each.path.name, "scale": each.scale}
         for i, each in enumerate(engine.pair.target.model.adapters)
@@ -18,9 +18,9 @@ def described(engine: Engine) -> list[dict[str, object]]:
 
 
 def check_scales(asked: Sequence[AdapterScale], engine: Engine) -> None:
-    """Raise OptionError for other scales than those that are loaded; one that is left out is 0.
+    """Raise OptionError unless the scales equal the loaded ones; adapters left out have scale 0.
 
-    Texts share passes of the target and the KV caches of earlier ones: all need the same scales.
+    All texts need the same scales, since they share passes of the target and KV caches.
     """
     loaded = [each.scale for each in engine.pair.target.model.adapters]
     wanted = [0.0] * len(loaded)
@@ -34,6 +34,6 @@ def check_scales(asked: Sequence[AdapterScale], engine: Engine) -> None:
     if wanted != loaded:
         raise OptionError(
             f"the scales of the LoRA adapters are {loaded} for all texts, as these share passes; "
-            f"{wanted} were asked for: send the former, or start another server with other scales "
-            "(--lora FILE:SCALE)"
+            f"the request has {wanted}: send the loaded scales, or start another server with other "
+            "scales (--lora FILE:SCALE)"
         )

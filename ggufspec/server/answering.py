@@ -1,4 +1,4 @@
-"""Answers one request for text: runs it, and sends what its renderer makes of the events."""
+"""Answers one request for text: runs it, and sends the documents that its renderer makes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ async def answer(
     renderer = make_renderer(parsed)
     if not body.stream:
         await collect(renderer, parsed, request, service)
-        # A long echo is hundreds of thousands of numbers, for which other responses do not wait.
+        # A long echo has hundreds of thousands of numbers: here it would delay other responses.
         return await run_in_threadpool(lambda: JSONResponse(renderer.body()))
     frames = _frames(renderer, parsed, request, service)
-    # An error before the first frame gets a status of its own; later ones are sent in the stream.
+    # An error before the first frame sets the status; later errors are sent in the stream.
     return _EventStream(await anext(frames), frames, renderer.framing.media_type)
 
 
 async def parse(
     body: CompletionRequest | ChatRequest | PredictRequest, service: Service
 ) -> ParsedRequest:
-    """What the worker runs for a body. Raises GgufspecError."""
+    """The request for the worker, parsed from a body. Raises GgufspecError."""
     return await run_in_threadpool(parse_request, body, service.engine, service.options)
 
 
@@ -68,7 +68,7 @@ async def _frames(
                 if data:
                     has_begun = True
                     yield data
-        # A stream of a text that ended at once begins here.
+        # A text may have ended before any event was sent: its stream begins here.
         yield b"".join([*map(framing.frame, renderer.end()), framing.end])
     except ApiError as error:
         if not has_begun:
@@ -77,9 +77,9 @@ async def _frames(
 
 
 class _EventStream(StreamingResponse):
-    """Sends a first frame, then others as they come, and closes their generator in the end.
+    """Sends a first frame, then others as they come, and closes their generator at the end.
 
-    Starlette's own would wait for a disconnect, which `submit` does.
+    Starlette's StreamingResponse would also listen for a disconnect, as `submit` already does.
     """
 
     def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], media_type: str) -> None:

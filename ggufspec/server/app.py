@@ -47,13 +47,13 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (500, "Internal error."),
         (503, "The server is stopping, or its engine worker has failed."),
         (504, "The request took longer than --timeout."),
-        ("default", "Any other error."),  # also keeps FastAPI from documenting 422, which is 400
+        ("default", "Any other error."),  # keeps FastAPI from documenting 422; we send 400
     )
 }
 
 
 def make_service(engine: Engine, options: ServerOptions) -> Service:
-    """A service whose worker has not started yet."""
+    """A service, whose worker is not started."""
     metrics = Metrics()
     worker = EngineWorker(engine, n_waiting_max=options.n_waiting_max, metrics=metrics)
     return Service(engine, worker, metrics, options, int(time.time()))
@@ -96,7 +96,7 @@ class _StrictJsonRequest(Request):
 
 
 class _StrictJsonRoute(APIRoute):
-    """Has FastAPI parse each body once, strictly."""
+    """Makes FastAPI parse each body once, strictly."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -169,10 +169,10 @@ def _add_ollama(router: APIRouter, service: Service) -> None:
 
     @router.post("/api/show")
     def show() -> Response:
-        """Describe the model, like Ollama, whatever name it is called by."""
+        """Describe the model, like Ollama; any name is accepted."""
         return JSONResponse(described(engine, alias, service.started_at))
 
     @router.get("/api/version")
     def version() -> Response:
-        """The version of Ollama whose API this is."""
+        """Report the version of Ollama's API that is supported."""
         return JSONResponse({"version": VERSION})

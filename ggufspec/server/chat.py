@@ -1,4 +1,4 @@
-"""Prepares what the tools and the reasoning of a chat need: options, and the answer's parser."""
+"""Plans the answer of a chat with tools or reasoning: its options and its parser."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ggufspec.server.formats.grammar import GrammarMaker
 from ggufspec.server.schema import ChatRequest, NamedTool
 from ggufspec.structured.grammar import of_json_schema
 
-_N_TAIL = 512  # tokens at the end of a prompt in which an answer may have begun
+_N_TAIL = 512  # last tokens of a prompt, which may contain the beginning of an answer
 
 
 class AnswerPlan(NamedTuple):
     """How an answer is generated and read."""
 
-    options: Mapping[str, Any]  # they replace those of the request
-    parser: Callable[[], ChatParser] | None  # None: the text has no parts
+    options: Mapping[str, Any]  # they replace options of the request
+    parser: Callable[[], ChatParser] | None  # None: the whole text is content
 
 
 def tools_of(body: ChatRequest, engine: Engine) -> list[dict[str, Any]]:
-    """The tools for the chat template. Raises PromptError where it cannot show any, OptionError."""
+    """The tools for the chat template. Raises PromptError if it shows no tools, and OptionError."""
     choice, tools = body.tool_choice, body.tools or []
     if choice == "none":
         return []
@@ -48,7 +48,7 @@ def plan_answer(
     constraints: Mapping[str, Any],
     engine: Engine,
 ) -> AnswerPlan:
-    """The plan for the answer to a prompt, whose text has to match `constraints`, by their options.
+    """The plan for the answer to a prompt. `constraints`: what the text must match, by option.
 
     Raises OptionError.
     """
@@ -64,7 +64,7 @@ def plan_answer(
     schema, choice = constraints.get("json_schema"), body.tool_choice
     is_strict = any(tool.function.strict for tool in body.tools or [])
     is_required = choice not in (None, "auto", "none")
-    # Small models that are forced to call repeat the same calls up to the limit of tokens.
+    # Small models that are forced to call would repeat the same calls until the token limit.
     is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
     if tools and (
         is_required or is_strict or body.parallel_tool_calls is False or schema is not None
@@ -73,7 +73,7 @@ def plan_answer(
     elif has_grammar := bool(constraints):
         reasoning = chat_format.reasoning(begun)
         if schema is None or reasoning is None or not reasoning.is_open:
-            return AnswerPlan({}, None)  # the text is the answer
+            return AnswerPlan({}, None)  # the whole text is content
     if has_grammar:
         named = choice.function.name if isinstance(choice, NamedTool) else None
         options |= {"json_schema": None}

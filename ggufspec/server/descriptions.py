@@ -20,7 +20,7 @@ def model(engine: Engine, options: ServerOptions, started_at: int) -> dict[str, 
         "object": "model",
         "created": started_at,
         "owned_by": "ggufspec",
-        "max_model_len": engine.n_ctx,  # as vLLM's server names it
+        "max_model_len": engine.n_ctx,  # vLLM's name
         "ggufspec": {
             "chat": engine.chat_template is not None,
             "draft": engine.pair.draft is not None,
@@ -31,7 +31,7 @@ def model(engine: Engine, options: ServerOptions, started_at: int) -> dict[str, 
 
 
 def tokenizer(engine: Engine) -> dict[str, Any]:
-    """What `/tokenizer_info` of vLLM's server returns."""
+    """The response to `/tokenizer_info`, in the form of vLLM's server."""
     vocab, template = engine.vocab, engine.chat_template
     return {
         "bos_token": vocab.special_text(vocab.bos),
@@ -41,7 +41,7 @@ def tokenizer(engine: Engine) -> dict[str, Any]:
 
 
 def properties(engine: Engine, options: ServerOptions) -> dict[str, Any]:
-    """What `/props` of llama.cpp's server returns; no path, but the name of the file."""
+    """The response to `/props`, as in llama.cpp's server, but with file names instead of paths."""
     texts = tokenizer(engine)
     defaults = CheckedOptions.of(default_options(engine, options))
     sampling = defaults.sampling

@@ -20,10 +20,10 @@ from ggufspec.server.dialects.responses_request import ResponsesRequest
 from ggufspec.server.errors import ApiError, api_error_of, error_response
 from ggufspec.server.middleware import CLIENT_DISCONNECTED
 
-_FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
-_NEEDED = "Input should be "  # how pydantic begins an error of type
+_FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # excludes names of union members
+_NEEDED = "Input should be "  # start of pydantic's type errors
 _MAX_NAME = 100  # characters of a field's name in an error
-# The bodies by how their paths begin; "": of all other paths.
+# The class of the body, by the prefix of the path; "": all other paths.
 _BODIES: dict[str, tuple[type[schema.Body], ...]] = {
     "": (schema.ChatRequest, schema.CompletionRequest),
     "/v1/messages": (MessagesRequest,),
@@ -38,7 +38,7 @@ _NOT_SERVED = {
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Have all errors answered."""
+    """Register a handler for each kind of error."""
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -74,8 +74,8 @@ def add_error_handlers(app: FastAPI) -> None:
 def _nearest(errors: Sequence[dict[str, Any]], path: str) -> tuple[str, str]:
     """The place and the text of one error in the first wrong field.
 
-    A field of several types has an error for each of them. The best is one about a value of the
-    right type, and then the one that is found deepest: the other types do not fit at all.
+    A field that accepts several types has an error for each type. Prefers errors about a value of
+    the right type, then errors that are nested deepest: there, the type fits best.
     """
     errors = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
     placed = [(_place(each["loc"]), each) for each in errors]

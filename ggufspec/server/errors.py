@@ -1,4 +1,4 @@
-"""The error responses that clients get, in the form of each API."""
+"""The error responses, in the form of each API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ANTHROPIC_TYPES = {  # by status
 
 
 class ApiError(HTTPException):
-    """An error response. Its message holds neither paths nor prompts."""
+    """An error response. Its message contains no paths and no prompts."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ def error_response(error: ApiError, path: str) -> JSONResponse:
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error as Anthropic's API has it."""
+    """The body of an error, in the form of Anthropic's API."""
     message, facts = error.detail, error.body["error"]
-    if facts["code"] == "context_length_exceeded":  # agents shorten the conversation at this text
+    if facts["code"] == "context_length_exceeded":  # text at which agents compact
         message = (
             f"prompt is too long: {facts['n_prompt_tokens']} tokens > {facts['n_ctx']} maximum"
         )
@@ -71,23 +71,23 @@ def anthropic_error(error: ApiError) -> dict[str, Any]:
 
 
 def server_stopping() -> ApiError:
-    """The server is stopping, and the request was not finished in time."""
+    """The error if the server stops before the request is finished."""
     message = "the server is stopping; retry once it has restarted"
     return ApiError(503, message, "server_error", code="stopping")
 
 
 def worker_failed() -> ApiError:
-    """The engine worker's thread has ended, so no request can be processed any more."""
+    """The error after the engine worker's thread has ended: no request can be processed."""
     message = "the engine worker has failed; restart the server"
     return ApiError(503, message, "server_error", code="worker_failed")
 
 
 def api_error_of(error: BaseException) -> ApiError:
-    """The response for an exception; of unexpected ones it says nothing, as they may quote text."""
+    """The response for an exception; generic if it is unexpected, since it may quote a text."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLongError):
-        # Clients shorten the conversation at this code, or at "maximum context length is".
+        # Clients look for this code, or "maximum context length is", then shorten the conversation.
         return ApiError(
             400,
             f"This model's maximum context length is {error.n_ctx} tokens. However, your prompt "
@@ -106,6 +106,6 @@ def api_error_of(error: BaseException) -> ApiError:
 
 
 def log_error(what: str, error: BaseException) -> None:
-    """Log the type alone at the default level: the message may quote a prompt or a path."""
+    """Log an error; at the default level only its type, as messages may quote prompts or paths."""
     LOG.error("%s: %s", what, type(error).__name__)
     LOG.debug("traceback", exc_info=error)

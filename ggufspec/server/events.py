@@ -1,4 +1,4 @@
-"""What the worker is given for a request, and the events that it reports."""
+"""The request in the form that the worker runs, and the events that the worker reports."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ggufspec.server.formats.deltas import ChatParser
 class ParsedRequest:
     """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
 
-    `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
-    `parser`: makes what parses a text; None: it has no parts. `echo`: texts of the prompts, to
-    begin the responses with; `writes`: whether anything follows.
+    `n_top`: number of most likely tokens to report at each position; None: no logprobs.
+    `parser`: creates the parser of a text; None: the whole text is content. `echo`: texts of the
+    prompts, with which the responses begin; `writes`: whether generated text follows.
     """
 
     prompts: Sequence[Sequence[int]]

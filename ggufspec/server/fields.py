@@ -1,4 +1,4 @@
-"""The fields of other servers and clients that are accepted without an effect, or refused."""
+"""Fields of other servers' and clients' requests: accepted without effect, renamed or refused."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from ggufspec.common.toml import read_toml
 
 _TABLES = read_toml(Path(__file__).with_suffix(".toml"))
-# By the kind of object that has them: names and reasons, names and what they are called here.
+# By kind of object: ignored fields with the reason; and fields with their names here.
 IGNORED: Mapping[str, Mapping[str, str]] = _TABLES["ignored"]
 RENAMED: Mapping[str, Mapping[str, str]] = _TABLES["renamed"]
-# Harmless values, and the reason.
+# By kind of object: refused fields with the values that have no effect, and the reason.
 REFUSED: Mapping[str, Mapping[str, tuple[list[Any], str]]] = _TABLES["refused"]
 
 
 def given(
     document: Mapping[str, Any], kinds: Collection[str], declared: Collection[str]
 ) -> dict[str, Any]:
-    """The fields of an object of these kinds that have an effect here: null is as no value.
+    """The fields of an object of these kinds that have an effect; null counts as missing.
 
-    Those that the schema has, `declared`, are never without an effect.
+    `declared`: the fields of the schema, which always have an effect.
 
     Raises ValueError for a field that is given by two names.
     """
@@ -42,7 +42,7 @@ def given(
 
 
 def refusal(name: str, known: Collection[str], kinds: Collection[str]) -> str:
-    """Why a field is refused that objects of these kinds do not have; `known`: those they have."""
+    """Why an unknown field of these kinds of objects is refused; `known`: their fields."""
     if name in (refused := _refused(kinds)):
         return refused[name][1]
     alike = get_close_matches(name, known, n=1, cutoff=0.8)
@@ -51,7 +51,7 @@ def refusal(name: str, known: Collection[str], kinds: Collection[str]) -> str:
 
 
 def _refused(kinds: Collection[str]) -> dict[str, tuple[list[Any], str]]:
-    """Objects in a request are refused what a whole request is, too."""
+    """The refused fields of these kinds; fields refused "everywhere" apply to all."""
     return {
         name: found
         for kind in ("everywhere", *kinds)

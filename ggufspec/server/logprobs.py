@@ -1,4 +1,4 @@
-"""Keeps the log-probabilities of the last prompts: evaluations ask for prompts that begin alike."""
+"""Caches log-probabilities of recent prompts, because prompts of evaluations share prefixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.logprobs import TokenLogprobs, entry_of
 
 _N_KEPT = 8  # prompts
-_MOST_KEPT = 20_000  # log-probabilities of a prompt: 5 MB
+_MOST_KEPT = 20_000  # log-probabilities per prompt: 5 MB
 
 
 class _Scored(NamedTuple):
@@ -22,14 +22,14 @@ class _Scored(NamedTuple):
 
 
 class PromptScores:
-    """What the target found for the tokens of prompts, with so many of the likeliest instead."""
+    """Log-probabilities of the tokens of recent prompts, and of `n_top` alternatives to each."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._kept: deque[_Scored] = deque(maxlen=_N_KEPT)
 
     def known(self, tokens: Sequence[int], n_top: int) -> Sequence[TokenLogprobs]:
-        """Those of the first tokens of a prompt, of one at least: it has no value."""
+        """The known ones of a prompt's prefix: at least the first token, which has no value."""
         text = array("i", tokens)
         found = [TokenLogprobs(entry_of(tokens[0], None, self._engine.vocab), [])]
         for kept in self._kept:
@@ -39,7 +39,7 @@ class PromptScores:
         return found
 
     def keep(self, tokens: Sequence[int], n_top: int, found: Sequence[TokenLogprobs]) -> None:
-        """For later prompts: one for each token."""
+        """Store the log-probabilities of a prompt, one for each token."""
         text = array("i", tokens)
         is_new = not any(kept.n_top == n_top and kept.tokens == text for kept in self._kept)
         if is_new and len(text) * (n_top + 1) <= _MOST_KEPT:

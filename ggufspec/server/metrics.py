@@ -12,10 +12,7 @@ _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0) 
 
 
 class Metrics:
-    """Counters, gauges and a histogram, in a registry of their own.
-
-    They may be written and read from several threads.
-    """
+    """Counters, gauges and a histogram, in their own registry; thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -47,7 +44,7 @@ class Metrics:
         )
         self._drafted = counter(
             "drafted_tokens",
-            "Drafted tokens, by position in the draft; branches: those beside its longest branch.",
+            "Drafted tokens, by position in the draft; branches: those outside its longest one.",
             "position",
         )
         self._accepted = counter(

@@ -1,4 +1,4 @@
-"""Checks what every request must pass before it is routed: Host header, API key, body."""
+"""Checks each request before it is routed: Host header, API key, body."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ggufspec.server.errors import ApiError, error_response, log_error
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.options import ServerOptions
 
-CLIENT_DISCONNECTED = 499  # nginx's code; it is only counted, as no response can be sent
+CLIENT_DISCONNECTED = 499  # nginx's code; only for metrics, as no response can be sent
 PUBLIC_PATHS = ("/", "/health", "/openapi.json")
 _OF_OPENAI = ("/completions", "/chat/", "/models", "/responses", "/messages", "/embeddings")
 _OF_OTHERS = (
     *("/health", "/props", "/metrics", "/tokenize", "/detokenize"),
     *("/tokenizer_info", "/lora-adapters"),
 )
-_DISCARD_FACTOR = 4  # a body that is too large is read up to this many times the limit
+_DISCARD_FACTOR = 4  # a body that is too large is discarded up to this multiple of the limit
 _DISCARD_SECONDS = 2.0
 
 
 class RequestMiddleware:
-    """Passes on requests that are allowed; the others get an error response. Counts all."""
+    """Passes allowed requests on, answers others with an error, and counts all requests."""
 
     def __init__(self, app: ASGIApp, *, options: ServerOptions, metrics: Metrics) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        # uvicorn leaves out the body of a response to HEAD.
+        # Routed as GET; uvicorn leaves out the body.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         scope = {**scope, "method": method, "path": _usual_path(scope["path"])}
         status = 0
@@ -59,7 +59,7 @@ class RequestMiddleware:
                 receive = _replay(await self._body(headers, receive), receive)
             if method == "POST":
                 kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-                if kind != "application/json":  # any web page may send others without a preflight
+                if kind != "application/json":  # web pages may send other types without a preflight
                     raise ApiError(
                         415, "the body is not JSON; send `Content-Type: application/json`"
                     )
@@ -69,13 +69,13 @@ class RequestMiddleware:
         except ClientDisconnect:
             status = CLIENT_DISCONNECTED
         except Exception as error:
-            log_error("a request failed", error)  # the client has its response
+            log_error("a request failed", error)  # a response was sent already
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.http_requests.labels(path, status).inc()
 
     def _check_host(self, headers: Headers) -> None:
-        """Without this check, any web page whose name resolves to 127.0.0.1 could use the API."""
+        """Refuse foreign Host headers: web pages could use a name that resolves to 127.0.0.1."""
         if self._options.hosts is None:
             return
         name = re.sub(r":\d+\Z", "", headers.get("host", "")).lower()
@@ -92,7 +92,7 @@ class RequestMiddleware:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         found = sha256(key.strip().encode("latin-1")).digest()
-        # All are compared: the time must not depend on which key is right.
+        # Compares all keys, so that the time does not depend on which key is right.
         if not sum(hmac.compare_digest(found, right) for right in self._key_hashes):
             raise ApiError(
                 401,
@@ -127,7 +127,7 @@ class RequestMiddleware:
                 raise ClientDisconnect
             part = message.get("body", b"")
             if n_bytes <= limit < n_bytes + len(part):
-                # Clients read the response only after they have sent the body: discard some more.
+                # Clients read the response only after sending the body: discard more of it.
                 deadline = min(deadline, monotonic() + _DISCARD_SECONDS)
             n_bytes += len(part)
             if n_bytes <= limit:
@@ -148,7 +148,7 @@ class RequestMiddleware:
 
 
 def _usual_path(path: str) -> str:
-    """OpenAI's paths begin with /v1, the others do not; each is served with and without it."""
+    """The path as routed: with /v1 for OpenAI's, without for others; requests may use either."""
     rest = path.removeprefix("/v1")
     if rest.startswith(_OF_OPENAI):
         return f"/v1{rest}"
@@ -156,7 +156,7 @@ def _usual_path(path: str) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the body, and then what the connection has next."""
+    """A `receive` that returns the body first, then further events of the connection."""
     is_sent = False
 
     async def replay() -> Message:

@@ -15,9 +15,9 @@ class ServerOptions:
     `api_keys`: one of them is required; empty: none.
 
     `timeout` and `body_seconds` limit a whole request and the upload of its body; `keep_alive` is
-    the pause after which a waiting stream gets a keep-alive. `max_tokens` caps what a request may
-    ask for; `defaults` are the generation options where a request does not set them. `slot_folder`:
-    of files that clients save slots to; None: they cannot.
+    the pause after which a waiting stream gets a keep-alive. `max_tokens` limits the tokens of a
+    request; `defaults` are the options that a request does not set. `slot_folder`: folder in which
+    clients save slots; None: saving is off.
     """
 
     alias: str

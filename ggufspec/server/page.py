@@ -1,4 +1,4 @@
-"""The built-in page, and the headers that keep it from loading or sending anything elsewhere."""
+"""The built-in page, with headers that prevent it from contacting other servers."""
 
 from __future__ import annotations
 

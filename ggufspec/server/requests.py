@@ -1,4 +1,4 @@
-"""Turns request bodies into what the worker runs: token ids and checked options."""
+"""Turns request bodies into requests for the worker: token ids and checked options."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _OPTIONS = (
     ),
 )
 _OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-_FIELDS_OF_TEMPLATES = {"messages", "tools", "add_generation_prompt"}  # the server sets them
-_MOST_SCORED = 400_000  # 64 prompts of 3,000 tokens, each with the likeliest one
-_LEAST_TOP_P = 1e-6  # keeps the most likely token alone
+_FIELDS_OF_TEMPLATES = {"messages", "tools", "add_generation_prompt"}  # set by the server
+_MOST_SCORED = 400_000  # 64 prompts of 3,000 tokens, each with one alternative
+_LEAST_TOP_P = 1e-6  # keeps only the most likely token
 
 
 def parse_request(
@@ -72,7 +72,7 @@ def parse_request(
     if body.lora:
         check_scales(body.lora, engine)
     options = _options_of(body, engine, server, {**constraint, **plan.options})
-    # An error of the constraint is the request's, not that of the thread which runs all texts.
+    # Compiled here, so that an error ends this request and not the thread that runs all texts.
     engine.check(options)
     tokens = [engine.tokenize(prompt) for prompt in prompts]
     seed = options.seed if body.seed in (None, -1) else body.seed
@@ -89,7 +89,7 @@ def parse_request(
 
 
 def default_options(engine: Engine, server: ServerOptions) -> GenerateOptions:
-    """The options of a request that sets none."""
+    """The options for a request that sets no options."""
     return {**engine.file_sampling.options, **server.defaults}
 
 
@@ -212,7 +212,7 @@ def _options_of(
 
 
 def _constraint_of(body: GenerationBody) -> dict[str, object]:
-    """What the text must match, as an option of the engine. Raises OptionError for several."""
+    """The constraint of a request, as an option of the engine. Raises OptionError for several."""
     found = list(_constraints_of(body))
     if len(found) > 1:
         names = " and ".join(name for name, _, _ in found)
@@ -221,7 +221,7 @@ def _constraint_of(body: GenerationBody) -> dict[str, object]:
 
 
 def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
-    """Of each: the field, and the option of the engine with its value."""
+    """Yields, for each constraint, its field, the option of the engine, and the value."""
     form, outputs = body.response_format, body.structured_outputs
     if form is not None and (
         (form.json_schema and form.type != "json_schema")

@@ -14,7 +14,7 @@ from ggufspec.server.service import Service
 
 
 def add_responses(router: APIRouter, service: Service) -> None:
-    """Create responses, read and delete those that are stored."""
+    """Add the routes that create responses, and read and delete stored ones."""
     store = ResponseStore()
 
     @router.post("/v1/responses")
@@ -34,10 +34,10 @@ def add_responses(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/responses/{response_id}")
     async def stored_response(response_id: str) -> Response:
-        """A response that is stored."""
+        """Return a stored response."""
         return JSONResponse(store.get(response_id))
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(response_id: str) -> Response:
-        """Drop a response that is stored; those that continue it remain."""
+        """Delete a stored response; responses that continue it remain."""
         return JSONResponse(store.delete(response_id))

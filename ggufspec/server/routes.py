@@ -16,7 +16,7 @@ from ggufspec.server.slot_files import SlotFiles
 
 
 def add_tokenization(router: APIRouter, service: Service) -> None:
-    """Texts to token ids, and back."""
+    """Add the routes that convert texts to token ids, and back."""
     vocab = service.engine.vocab
 
     @router.post("/tokenize")
@@ -38,7 +38,7 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
 
     @router.post("/detokenize")
     async def detokenize(body: schema.DetokenizeRequest) -> Response:
-        """Convert token ids to a text; control tokens have none."""
+        """Convert token ids to a text; control tokens are left out."""
         for token in body.tokens:
             if token >= vocab.n_tokens:
                 raise ApiError(
@@ -48,11 +48,11 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
                 )
         data = await run_in_threadpool(lambda: b"".join(map(vocab.piece, body.tokens)))
         text = data.decode("utf-8", "replace")
-        return JSONResponse({"content": text, "prompt": text})  # as llama.cpp and vLLM name it
+        return JSONResponse({"content": text, "prompt": text})  # names of llama.cpp and vLLM
 
 
 def add_slots(router: APIRouter, service: Service) -> None:
-    """The files of slots."""
+    """Add the route for files of slots."""
     options = service.options
     files = SlotFiles(service.engine, service.worker, options.slot_folder, options.timeout)
 
@@ -66,7 +66,7 @@ def add_slots(router: APIRouter, service: Service) -> None:
 
 
 def add_information(router: APIRouter, service: Service) -> None:
-    """The model, the server and the page."""
+    """Add the routes that describe the model and the server, and the page."""
     model = descriptions.model(service.engine, service.options, service.started_at)
 
     @router.get("/v1/models")
@@ -76,7 +76,7 @@ def add_information(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
-        """Describe the model, whatever name it is called by."""
+        """Describe the model; any name is accepted."""
         return JSONResponse(model)
 
     @router.get("/health")
@@ -103,7 +103,7 @@ def add_information(router: APIRouter, service: Service) -> None:
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
-        """Metrics for Prometheus."""
+        """Report metrics for Prometheus."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(service.metrics.registry), headers={"content-type": content_type})
 
@@ -113,7 +113,7 @@ def add_information(router: APIRouter, service: Service) -> None:
 
 
 def _with_piece(vocab: Vocab, token: int) -> dict[str, object]:
-    """A token with its text, or with its bytes where they are no text, as in llama.cpp."""
+    """A token with its text, or with its bytes if they are not UTF-8, as in llama.cpp."""
     data = vocab.piece(token)
     try:
         return {"id": token, "piece": data.decode()}

@@ -1,4 +1,4 @@
-"""The request bodies: their fields by the names of OpenAI, llama.cpp and vLLM."""
+"""The request bodies; fields have the names of OpenAI, llama.cpp and vLLM."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class Body(BaseModel):
-    """An object without further fields, but for those that have no effect here, by its kinds."""
+    """An object that refuses unknown fields, except fields without effect (see fields.toml)."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    kinds: ClassVar[tuple[str, ...]] = ()  # in fields.toml
+    kinds: ClassVar[tuple[str, ...]] = ()  # keys in fields.toml
 
     @model_validator(mode="before")
     @classmethod
@@ -68,7 +68,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """What the generated text must match, as vLLM names it; one of the fields."""
+    """What the generated text must match, with vLLM's names; only one field may be set."""
 
     kinds = ("structured_outputs",)
     json_: dict[str, Any] | str | None = Field(None, alias="json")
@@ -80,7 +80,7 @@ class StructuredOutputs(Body):
 
 if TYPE_CHECKING:
     _Numbers = Body
-else:  # of sampling; but for top_p and top_k, which GenerationBody has with further values
+else:  # sampling; GenerationBody accepts further values of top_p and top_k
     _Numbers = pydantic.create_model(
         "_Numbers",
         __base__=Body,
@@ -92,14 +92,14 @@ else:  # of sampling; but for top_p and top_k, which GenerationBody has with fur
 
 
 class AdapterScale(Body):
-    """The scale of a LoRA adapter that the server has loaded, as in llama.cpp's server."""
+    """The scale of a loaded LoRA adapter, as in llama.cpp's server."""
 
     id: int
     scale: float
 
 
 class GenerationBody(_Numbers):
-    """The fields that all requests for text have."""
+    """The fields that all requests for text share."""
 
     kinds: ClassVar[tuple[str, ...]] = ("everywhere",)
 
@@ -108,10 +108,10 @@ class GenerationBody(_Numbers):
     )
     max_tokens: MaxTokens = Field(None, description="-1: up to the end of the context.")
     min_tokens: int | None = Field(
-        None, ge=0, le=2**31, description="So many tokens come before one that ends the text."
+        None, ge=0, le=2**31, description="Minimum number of tokens before an end token is allowed."
     )
     n_keep: int | None = Field(
-        None, ge=-1, le=INT_MAX, description="First tokens that --context-shift keeps."
+        None, ge=-1, le=INT_MAX, description="Number of first tokens that --context-shift keeps."
     )
     top_p: float | None = Field(None, ge=0, le=1, description="0: the most likely token alone.")
     top_k: int | None = Field(None, ge=-1, le=INT_MAX, description="0 or -1: off.")
@@ -166,7 +166,7 @@ class GenerationBody(_Numbers):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _biases(cls, value: object) -> object:
-        """llama.cpp's list of pairs as a dict; false is -inf."""
+        """Converts llama.cpp's list of pairs to a dict, and false to -inf."""
         if isinstance(value, list):
             if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
                 raise PydanticCustomError(
@@ -191,7 +191,7 @@ class CompletionRequest(GenerationBody):
     )
     logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
     echo: bool = Field(
-        False, description="Begin the text with the prompt; its log-probabilities come with those."
+        False, description="Begin the text with the prompt, also its log-probabilities."
     )
     best_of: int | None = Field(None, ge=1, description="As `n`, or left out.")
     add_special_tokens: bool = Field(True, description="Begin with the BOS token.")
@@ -206,7 +206,7 @@ class TextPart(Body):
 
 
 def joined(content: str | list[TextPart] | None, separator: str) -> str:
-    """The text of a content."""
+    """The text of a message's content, its parts joined."""
     if isinstance(content, list):
         return separator.join(part.text for part in content)
     return content or ""
@@ -217,7 +217,7 @@ class CalledFunction(Body):
 
     kinds = ("calls",)
     name: str
-    arguments: str | dict[str, Any] = Field("", description="Any text; usually that of an object.")
+    arguments: str | dict[str, Any] = Field("", description="Any text; usually a JSON object.")
 
 
 class ToolCall(Body):
@@ -246,13 +246,13 @@ class ChatMessage(Body):
     def _may_be_null(cls, content: object, info: ValidationInfo) -> object:
         if content is None and info.data.get("role") in ("system", "developer", "user"):
             raise PydanticCustomError(
-                "no_content", "only the assistant's and a tool's can be null; send a text"
+                "no_content", "only contents of the assistant and of tools can be null; send a text"
             )
         return content
 
     @property
     def text(self) -> str:
-        """The content; several parts are lines, as in llama.cpp and vLLM."""
+        """The content; several parts are joined as lines, as in llama.cpp and vLLM."""
         return joined(self.content, "\n")
 
 
@@ -288,7 +288,7 @@ class NamedTool(Body):
 
 
 class PredictedOutput(Body):
-    """What the answer may be, such as a file before an edit."""
+    """A text that the answer may repeat, such as a file before an edit."""
 
     type: Literal["content"]
     content: str | list[TextPart]
@@ -309,7 +309,7 @@ class ChatRequest(GenerationBody):
         "parallel_tool_calls is true; none: no tools are offered to it; or the function to call.",
     )
     prediction: PredictedOutput | None = Field(
-        None, description="Its tokens are drafted; the text is what it would be without."
+        None, description="Tokens are drafted from it; it does not change the text."
     )
     parallel_tool_calls: bool | None = Field(
         None, description="false: at most one call in a response."

@@ -1,4 +1,4 @@
-"""Texts of slots that clients save, restore and erase, as llama.cpp's server has it."""
+"""Saves, restores and erases the texts of slots for clients, as in llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ggufspec.server.schema import SlotFile
 from ggufspec.server.worker import EngineWorker
 
 T = TypeVar("T")
-_MOST_NAME = 200  # bytes: whole_file makes it longer for a time
+_MOST_NAME = 200  # bytes; leaves room for the suffix of whole_file
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SlotFiles:
             facts = await (self._save if action == "save" else self._restore)(slot, path)
         except SessionError as error:
             raise ApiError(400, str(error), code="invalid_session", param="filename") from error
-        except CacheError as error:  # it names the folder
+        except CacheError as error:  # its message names the folder
             log_error("a slot could not be saved", error)
             message = "the file cannot be written: no room, or no permission; see --slot-save-path"
             raise ApiError(500, message, "server_error", code="failed") from error
@@ -108,14 +108,14 @@ def _restored(slots: Slots, slot: Slot, text: CachedText, path: Path) -> None:
 
 
 def _erased(slot: Slot) -> int:
-    """How many tokens it held."""
+    """Erase a slot; returns the number of its tokens."""
     n = slot.target.n_held
     slot.forget()
     return n
 
 
 def _checked(name: str | None) -> str:
-    """A name that stays inside the folder. Raises ApiError."""
+    """The name, if it stays inside the folder. Raises ApiError if it does not."""
     if name is None:
         raise ApiError(400, "filename is missing: the file's name", param="filename")
     is_plain = name.isprintable() and name.strip(" .") and not set(name) & set('/\\:*?"<>|')

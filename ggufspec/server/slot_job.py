@@ -1,4 +1,4 @@
-"""A job of the engine's worker that writes no text: it copies, or drops, what a slot holds."""
+"""A job of the engine's worker that copies or drops the text of a slot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SlotJob:
     done: Future[Any]
 
     def run(self, lock: AbstractContextManager[object]) -> None:
-        """Do it, unless it was cancelled."""
+        """Do the work, unless the job was cancelled."""
         if not self.done.set_running_or_notify_cancel():
             return
         try:
@@ -35,6 +35,6 @@ class SlotJob:
             self.done.set_result(result)
 
     def fail(self, error: ApiError) -> None:
-        """It will not be done."""
+        """Report that the work will not be done."""
         if self.done.set_running_or_notify_cancel():
             self.done.set_exception(error)

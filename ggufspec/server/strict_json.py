@@ -1,4 +1,4 @@
-"""Parses request bodies as JSON, and refuses what some parsers read in another way."""
+"""Parses request bodies as JSON, and refuses documents that parsers read differently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_json(body: bytes) -> Any:
         found = f"{error.msg} at character {error.pos}"
     except RecursionError:
         found = _TOO_DEEP
-    except ValueError as error:  # of the checks below
+    except ValueError as error:  # raised by the checks below
         found = str(error)
     message = f"the body is not valid JSON: {found}; send one JSON object"
     raise ApiError(400, message, code="invalid_json")

@@ -29,8 +29,8 @@ async def submit(
 ) -> AsyncGenerator[Sequence[ChoiceDelta | ChoiceFinished], None]:
     """The events of a request, up to its end; closing the generator cancels the request.
 
-    Events that have come together are yielded together; none, if nothing has happened for
-    `keep_alive` seconds. `receive` reports a client that disconnects. Raises ApiError,
+    Events that arrive together are yielded together; an empty sequence is yielded after
+    `keep_alive` seconds without events. `receive` reports a disconnect. Raises ApiError,
     ClientDisconnect.
     """
     loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ async def submit(
                 await has_news.wait()
                 timer.cancel()
             has_news.clear()
-            # Checked before each event: a fast stream must not postpone either.
+            # Checked before each event, so that a fast stream delays neither check.
             if disconnected.done():
                 raise ClientDisconnect
             if loop.time() >= deadline:
@@ -64,7 +64,7 @@ async def submit(
                     "start the server with a larger --timeout",
                     "timeout_error",
                     code="timeout",
-                    # OpenAI's clients retry a 504 by default, and it would take as long again.
+                    # OpenAI's clients retry a 504 by default, which would take as long again.
                     headers={"x-should-retry": "false"},
                 )
             found: list[ChoiceDelta | ChoiceFinished] = []

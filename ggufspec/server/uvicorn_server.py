@@ -23,17 +23,17 @@ from ggufspec.errors import OptionError
 from ggufspec.server.errors import LOG
 from ggufspec.server.worker import EngineWorker
 
-HEAD_SECONDS = 10.0  # for the first line and the headers of a request
-STALLED_SECONDS = 60.0  # for a client that does not read its response
-# Between requests on one connection. httpx, and so OpenAI's client, closes connections that were
-# idle for 5 s: a server that does so at the same time ends requests that are just being sent.
+HEAD_SECONDS = 10.0  # to send the first line and headers of a request
+STALLED_SECONDS = 60.0  # after which a client that does not read is cut off
+# Between requests on one connection. httpx, and so OpenAI's client, closes connections after 5 s
+# of idling: a server with the same limit would cut off requests that are just being sent.
 _IDLE_SECONDS = 15
 _N_CONNECTIONS = 512
 _N_RESERVED_FILES = 64  # for models, child processes, and connections that are being accepted
 _N_WANTED_FILES = 1024
-_BACKLOG = 128  # asyncio accepts up to so many connections before it handles the first of them
-_POLL_SECONDS = 0.05  # while texts are finished
-_NOTICE_SECONDS = 60.0  # between two lines of the log about too many connections
+_BACKLOG = 128  # connections that asyncio accepts in one turn, before it handles any
+_POLL_SECONDS = 0.05  # while running texts finish
+_NOTICE_SECONDS = 60.0  # between two log lines about too many connections
 AFTER_GRACE_SECONDS = 5  # for sending the last events to requests that were aborted
 
 
@@ -56,7 +56,7 @@ _TOO_MANY = _last_response(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to that address, not listening yet; port 0: a free one. Raises OptionError."""
+    """A socket bound to an address, not listening yet; port 0: a free port. Raises OptionError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -67,7 +67,7 @@ def bind(host: str, port: int) -> socket.socket:
         ) from error
     bound = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers share a port
+        if os.name == "posix":  # on Windows it would let two servers share a port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
@@ -138,7 +138,7 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, wait for running ones, and abort them after `grace` seconds.
 
-        Meanwhile connections are accepted: new requests get status 503 with the reason.
+        Until then connections are accepted, and new requests get status 503 with the reason.
         """
         self._worker.finish()
         began = monotonic()
@@ -152,7 +152,7 @@ class GracefulServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal stops gracefully, the second one aborts running requests.
 
-        Unlike uvicorn's, signals are not raised again at the end: the caller chooses the exit code.
+        Unlike uvicorn, does not raise signals again at the end: the caller chooses the exit code.
         """
         if self.stopped_by is None:
             self.stopped_by = sig
@@ -165,7 +165,7 @@ class GracefulServer(uvicorn.Server):
 class ImpatientProtocol(H11Protocol):
     """A connection that is closed if a request's head, or reading a response, takes too long.
 
-    One that waits for a request is also closed where there are too many.
+    While it waits for a request, it is also closed if there are too many connections.
     """
 
     def __init__(self, *args: Any, n_connections_max: int = _N_CONNECTIONS, **kwargs: Any) -> None:
@@ -208,7 +208,7 @@ class ImpatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _has_made_room(self) -> bool:
-        """Close the connection that has waited for a request for longest, if one other does."""
+        """Close the other connection that is idle for longest; false if no other one is idle."""
         _notice(f"more than {self._n_connections_max} connections: idle ones are closed")
         others = [each for each in self.connections if isinstance(each, ImpatientProtocol)]
         idle = [
@@ -232,7 +232,7 @@ class ImpatientProtocol(H11Protocol):
             self._start_timer("close", STALLED_SECONDS, self.transport.abort)
 
     def _start_timer(self, name: str, seconds: float, then: Callable[[], None]) -> None:
-        """A timer that runs already is not restarted, so single bytes do not prolong it."""
+        """Start a timer unless it runs, so that single bytes do not prolong it."""
         if name not in self._timers:
             self._timers[name] = self.loop.call_later(seconds, partial(self._expire, name, then))
 
@@ -246,7 +246,7 @@ class ImpatientProtocol(H11Protocol):
 
 
 def watchdog(seconds: float) -> threading.Timer:
-    """Ends the process some seconds after its start, unless it is cancelled before."""
+    """A timer that ends the process some seconds after its start, unless it is cancelled."""
 
     def end() -> None:
         LOG.error("the engine has not stopped within %g s; ending the process", seconds)
@@ -258,7 +258,7 @@ def watchdog(seconds: float) -> threading.Timer:
 
 
 def _raised_file_limit() -> int:
-    """The limit of open files, after it was raised if that is possible."""
+    """Raise the limit of open files if possible; returns the limit."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -273,7 +273,7 @@ def _raised_file_limit() -> int:
 
 
 def _log_accept_failures(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """asyncio reports each connection that it could not accept, with a traceback."""
+    """Log one line for failed accepts, each of which asyncio would report with a traceback."""
     if isinstance(error := context.get("exception"), OSError) and "accept" in context["message"]:
         _notice(f"connections cannot be accepted: {error.strerror}")
     else:

@@ -28,8 +28,8 @@ from ggufspec.server.logprobs import PromptScores
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.slot_job import SlotJob
 
-ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may take half of it
-_MAX_RETRY = 60.0  # seconds, in Retry-After
+ROUND_SECONDS_MAX = 120.0  # half of it may be needed for a piece of a prompt, on a CPU
+_MAX_RETRY = 60.0  # maximum seconds in Retry-After
 _EXITS = (SystemExit, KeyboardInterrupt)
 _N_SEEDS = 2**64
 
@@ -45,14 +45,14 @@ class RunningChoice:
     owner: TextRequest
     index: int
     generation: Generation
-    echo: str | None = None  # the prompt, to be sent first with its log-probabilities
+    echo: str | None = None  # the prompt, which is sent first, with its log-probabilities
     has_tokens: bool = False
 
 
 class TextRequest:
-    """A request in the queue, then running: its choices in progress, and those not yet started.
+    """A queued or running request, with its choices in progress and its pending choices.
 
-    `on_event` is called by `run_soon`, which is called from any thread.
+    `run_soon` is called from any thread, and calls `on_event`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TextRequest:
         self.pending = deque(range(len(parsed.prompts) * parsed.n))
 
     def prompt_of(self, index: int) -> Sequence[int]:
-        """The prompt of one of its choices."""
+        """The prompt of the choice `index`."""
         return self.parsed.prompts[index // self.parsed.n]
 
 
@@ -86,10 +86,10 @@ class EngineWorker:
         self._waiting: deque[TextRequest] = deque()
         self._jobs: list[SlotJob] = []
         self._running: list[TextRequest] = []
-        self._events: list[tuple[TextRequest, RequestEvent]] = []  # of the round, not sent yet
-        self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
+        self._events: list[tuple[TextRequest, RequestEvent]] = []  # not sent yet
+        self._refuse: Callable[[], ApiError] | None = None  # the error if refused
         self._changed = threading.Condition()
-        self._round_began_at: float | None = None  # None: no round is under way
+        self._round_began_at: float | None = None  # None: between rounds
         self._n_ended = 0
         self._ended_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="ggufspec-worker", daemon=True)
@@ -98,12 +98,12 @@ class EngineWorker:
 
     @property
     def n_waiting(self) -> int:
-        """Requests that have not started."""
+        """Number of requests that have not started."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
-        """Requests that have started and not ended."""
+        """Number of requests that have started and not ended."""
         return len(self._running)
 
     @property
@@ -120,7 +120,7 @@ class EngineWorker:
         return "ok" if self._refuse is None else "stopping"
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the thread; may be called once."""
         self._thread.start()
 
     def submit(
@@ -129,7 +129,7 @@ class EngineWorker:
         on_event: Callable[[RequestEvent], None],
         run_soon: RunSoon = lambda function, *arguments: function(*arguments),
     ) -> TextRequest:
-        """Queue a request. Raises ApiError where the queue is full or closed."""
+        """Queue a request. Raises ApiError if the queue is full or closed."""
         request = TextRequest(parsed, on_event, run_soon)
         with self._changed:
             if self._refuse is not None:
@@ -151,7 +151,7 @@ class EngineWorker:
         return request
 
     def call(self, slot: Slot, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done between two rounds, once no text uses the slot. Raises ApiError."""
+        """Schedule `work` between two rounds, once no text uses the slot. Raises ApiError."""
         job = SlotJob(slot, work, Future())
         with self._changed:
             if self._refuse is not None:
@@ -169,11 +169,11 @@ class EngineWorker:
                 self._metrics.generations.labels("cancelled").inc()
 
     def finish(self) -> None:
-        """Refuse new requests and fail those that wait; running ones continue."""
+        """Refuse new requests and fail waiting ones; running ones continue."""
         self._close(server_stopping)
 
     def abort(self) -> None:
-        """Do what `finish` does, and fail the running requests too."""
+        """Do the same as `finish`, and fail running requests, too."""
         self.finish()
         for request in list(self._running):
             if not request.is_cancelled:
@@ -215,7 +215,7 @@ class EngineWorker:
         _send([(request, RequestEnded(reason())) for request in waiting])
 
     def _start_requests(self) -> bool:
-        """Wait for something to do; False once the queue is closed and nothing runs."""
+        """Wait for requests and start them; False once the queue is closed and nothing runs."""
         with self._changed:
             while not (self._running or self._waiting or self._jobs or self._refuse):
                 self._changed.wait()
@@ -251,22 +251,22 @@ class EngineWorker:
         self._send_events()
 
     def _step(self, generations: Sequence[Generation]) -> dict[Generation, BaseException]:
-        """A round of all generations; those that failed, and why."""
+        """Run a round of all generations. Returns the failed ones with their errors."""
         try:
             return dict(self._engine.scheduler.step(generations))
         except _EXITS:
             raise
-        except BaseException as error:  # a panic of native code is no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             cut = [each for each in generations if each.is_over and each.finish_reason is None]
             if cut or len(generations) == 1:
                 return dict.fromkeys(cut or generations, error)
         errors: dict[Generation, BaseException] = {}
-        for generation in generations:  # alone: the one that fails fails again
+        for generation in generations:  # one by one, to find which one fails
             errors |= self._step([generation])
         return errors
 
     def _start_choices(self) -> None:
-        """One choice of each request; then further ones, while slots are free."""
+        """Start a choice of each request without one, then pending choices while slots are free."""
         n_free = self._engine.n_slots - sum(len(request.choices) for request in self._running)
         for request in [each for each in self._running if not each.choices]:
             n_free -= 1
@@ -298,7 +298,7 @@ class EngineWorker:
             self._echo(choice)
 
     def _echo(self, choice: RunningChoice) -> None:
-        """Send the prompt, once its log-probabilities are known; end a choice that has no text."""
+        """Send the prompt once its log-probabilities are known; end a choice without a text."""
         generation, parsed = choice.generation, choice.owner.parsed
         if choice.echo is None or generation.is_scoring:
             return
@@ -313,7 +313,7 @@ class EngineWorker:
             generation.finish_reason = "length"
 
     def _deliver(self, choice: RunningChoice, error: BaseException | None) -> None:
-        """Report what the last round has added to a choice, and whether it is complete."""
+        """Report the text that the last round added to a choice, and the end of the choice."""
         if error is not None:
             raise error
         self._echo(choice)
@@ -335,7 +335,7 @@ class EngineWorker:
 
     @contextmanager
     def _ends_on_error(self, request: TextRequest) -> Iterator[None]:
-        """An exception in the block ends this request, and no other."""
+        """A context in which an exception ends only this request."""
         try:
             yield
         except _EXITS:
@@ -370,7 +370,7 @@ class EngineWorker:
 
 
 def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
-    """Report events, with one call of each `run_soon`: each call wakes an event loop."""
+    """Report events in one call per `run_soon`, since each call wakes an event loop."""
     by_loop: dict[RunSoon, list[tuple[TextRequest, RequestEvent]]] = {}
     for request, event in events:
         by_loop.setdefault(request.run_soon, []).append((request, event))
@@ -378,7 +378,7 @@ def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
         try:
             run_soon(_report, of_loop)
         except RuntimeError:
-            pass  # the loop is closed, and with it the connections
+            pass  # the event loop is closed, so all connections are
         except Exception as failure:
             log_error("clients could not be notified", failure)
 

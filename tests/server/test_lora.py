@@ -53,9 +53,9 @@ def test_a_request_may_name_the_scales_that_are_loaded(adapted: Live, live: Live
     [
         (
             [{"id": 0, "scale": 1}, LOADED[1]],
-            r"\[0.5, 1.0\] for all texts.*\[1.0, 1.0\] were asked",
+            r"\[0.5, 1.0\] for all texts.*request has \[1.0, 1.0\]",
         ),
-        ([LOADED[0]], r"\[0.5, 0.0\] were asked for"),
+        ([LOADED[0]], r"request has \[0.5, 0.0\]"),
         ([*LOADED, {"id": 2, "scale": 0}], "there is no LoRA adapter 2; the server has 2"),
         ([{"id": -1, "scale": 0}], "there is no LoRA adapter -1"),
         ([{"id": 0}], "scale"),

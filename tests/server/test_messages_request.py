@@ -45,7 +45,7 @@ def message_of(**body: Any) -> list[dict[str, Any]]:
             {"tools": [{**WEATHER, "defer_loading": True}]},
             "tools.0.defer_loading: is not supported",
         ),
-        ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "type 'tool' has a name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "no other, needs a name"),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}},
             "tool_choice names 'x'",

@@ -1,1 +1,1 @@
-"""The APIs of the server: each turns its requests into a chat, and the answer into its form."""
+"""The APIs of the server: each converts its requests to chats, and answers to its own form."""

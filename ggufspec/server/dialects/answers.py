@@ -1,4 +1,4 @@
-"""Collects one answer from the events of the engine: its parts in order, and what they cost."""
+"""Collects one answer from the events of the engine: its parts in order, and its statistics."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _STATISTICS = ("n_generated", "n_rounds", "n_drafted", "n_accepted", "tokens_per
 
 @dataclass
 class Part:
-    """Text, reasoning or a tool call, whose text is its arguments; parts come one after another."""
+    """A part of an answer: text, reasoning or a tool call, whose `text` is its arguments."""
 
     kind: Literal["text", "reasoning", "call"]
     text: str = ""
-    id: str = ""  # of a call
-    name: str = ""  # of a call
+    id: str = ""  # if it is a call
+    name: str = ""  # if it is a call
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of a call, as an object; what was cut off is closed."""
+        """The arguments of a call as an object; completed if they were cut off."""
         found: dict[str, Any] = json.loads(sent_arguments(self.text))
         return found
 
 
 class Step(NamedTuple):
-    """More of a part, which has it already; `is_first`: the part begins, and the last one ends."""
+    """An addition to `part`, which contains it already; `is_first`: a new part begins with it."""
 
     delta: ChatDelta
     part: Part
@@ -58,10 +58,10 @@ class Answer:
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: Stats = field(init=False)
-    _unsaid: list[TokenLogprobs] = field(default_factory=list)  # of tokens without a text so far
+    _unsaid: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text has not come
 
     def add(self, event: ChoiceDelta | ChoiceFinished) -> list[Step]:
-        """Take in an event of this choice."""
+        """Add an event of this choice; returns its additions to the parts."""
         if isinstance(event, ChoiceFinished):
             steps = self._take(self.parser.finish() if self.parser else [])
             if self.parts and self.parts[-1].kind == "text":
@@ -96,7 +96,7 @@ class Answer:
         return "".join([part.text for part in self.parts if part.kind == kind])
 
     def statistics(self) -> dict[str, Any]:
-        """What `report_drafted` adds."""
+        """The statistics that `report_drafted` adds to a response."""
         return {
             "drafted": self.drafted,
             **{name: getattr(self.stats, name) for name in _STATISTICS},
@@ -113,7 +113,7 @@ class Answer:
             n_before = len(self.parts)
             part = self._part_of(delta)
             part.text += delta.text
-            # What the tokens say is with the first text that comes with them, or after them.
+            # Log-probabilities go with the first text that comes with their tokens, or later.
             found: list[TokenLogprobs] = []
             if part.kind == "text":
                 found, self._unsaid = self._unsaid, found
@@ -137,7 +137,7 @@ class Answer:
 
 
 def timings(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Where the time went, as llama.cpp's server reports it, summed over the answers."""
+    """Times and speeds as in llama.cpp's server, summed over the answers."""
     stats = [answer.stats for answer in answers]
     n_reused = sum(each.n_prompt_reused for each in stats)
     n_prompt = sum(each.n_prompt for each in stats) - n_reused
@@ -152,7 +152,7 @@ def timings(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def logprob_entries(found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-    """Log-probabilities as OpenAI's chats and responses have them."""
+    """Log-probabilities in the form of OpenAI's chats and responses."""
     return [
         {**_entry(each.chosen), "top_logprobs": [_entry(top) for top in each.top]} for each in found
     ]

@@ -1,4 +1,4 @@
-"""Makes a chat of the request of another dialect: the one form that `parse_request` knows."""
+"""Converts requests of other dialects to chats, which `parse_request` accepts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ggufspec.server.schema import ChatRequest, GenerationBody
 
 
 def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
-    """A chat with the fields that all requests share, and with these, unless they are None.
+    """A chat with the shared fields of `body`, and with those of `fields` that are not None.
 
     Raises RequestValidationError, ApiError.
     """
@@ -29,6 +29,6 @@ def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
 
 
 def thinking_variables(wanted: bool | str | None) -> dict[str, bool]:
-    """The variables by which chat templates are told whether the model reasons first, or how."""
+    """The variables that tell chat templates whether, or how, the model reasons first."""
     names = () if wanted is None else ("enable_thinking", "thinking")
     return dict.fromkeys(names, bool(wanted))

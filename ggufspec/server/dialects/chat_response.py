@@ -21,7 +21,7 @@ FINGERPRINT = f"ggufspec-{__version__}"
 
 
 class CompletionRenderer:
-    """The response to one chat or to one completion; the only one that may have several choices."""
+    """The response to a chat or a completion; only this dialect allows several choices."""
 
     framing = CHUNKS
 
@@ -31,7 +31,7 @@ class CompletionRenderer:
         self._with_drafted, self._with_tokens = body.report_drafted, body.return_tokens
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._n = parsed.n
-        self._has_role: set[int] = set()  # choices of which a chunk with the role was made
+        self._has_role: set[int] = set()  # choices whose chunk with the role was made
         self._choices = [
             Answer(i, parsed.parser() if parsed.parser else None)
             for i in range(len(parsed.prompts) * parsed.n)
@@ -45,14 +45,14 @@ class CompletionRenderer:
         }
 
     def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
-        """Take in an event; returns the chunks for it."""
+        """Process an event; returns its chunks."""
         choice = self._choices[event.choice_index]
         offset = 0 if self._is_chat else len(choice.text)
         deltas = [step.delta for step in choice.add(event)]
         if isinstance(event, ChoiceDelta):
             if not deltas and (self._with_drafted or self._with_logprobs or self._with_tokens):
                 deltas = [ContentDelta("")]
-            # What the tokens say is in the first chunk of several.
+            # If there are several chunks, the first has the log-probabilities and tokens.
             chunks = self._role_chunks(choice) if deltas else []
             for i, delta in enumerate(deltas):
                 chunks.append(self._part_chunk(choice, delta, None if i else event, offset))
@@ -64,7 +64,7 @@ class CompletionRenderer:
         return [*chunks, last | {"timings": timings([choice])}]
 
     def error(self, error: ApiError) -> dict[str, Any]:
-        """The last chunk of a stream that fails: the error, and the choices that it cuts short."""
+        """The last chunk of a failed stream: the error, and the unfinished choices."""
         cut = [
             self._choice(choice, {}, finish_reason="error")
             for choice in self._choices
@@ -73,7 +73,7 @@ class CompletionRenderer:
         return {**error.body, **self._chunk_of(cut, None)}
 
     def body(self) -> dict[str, Any]:
-        """The body of a response that is not streamed."""
+        """The body of a response without streaming."""
         choices = [self._body_of(choice) for choice in self._choices]
         body = {**self._head, "choices": choices, "usage": self._usage()}
         body["timings"] = timings(self._choices)
@@ -82,7 +82,7 @@ class CompletionRenderer:
         return body
 
     def end(self) -> list[dict[str, Any]]:
-        """The last chunk of a stream has the usage, if it was requested."""
+        """The last chunk of a stream, with the usage, if it was requested."""
         if not self._with_usage:
             return []
         chunk = self._chunk_of([], None) | {"usage": self._usage()}
@@ -96,7 +96,7 @@ class CompletionRenderer:
         n_generated = sum(each.n_generated for each in stats)
         n_drafted = sum(each.n_drafted for each in stats)
         n_accepted = sum(each.n_accepted for each in stats)
-        if all("n_predicted" in each.notes for each in stats):  # the request has a prediction
+        if all("n_predicted" in each.notes for each in stats):  # only with a prediction
             n_each = [each.notes["n_predicted"] for each in stats]
             shares = [each.notes["predicted_acceptance"] for each in stats]
             n_drafted, n_accepted = int(sum(n_each)), round(sum(map(mul, n_each, shares)))
@@ -144,14 +144,14 @@ class CompletionRenderer:
     def _part_chunk(
         self, choice: Answer, part: ChatDelta, event: ChoiceDelta | None = None, offset: int = 0
     ) -> dict[str, Any]:
-        """A chunk with a part of the text, and what the tokens of an event say."""
+        """A chunk with a piece of text, and the tokens' details of an event."""
         found = {"tokens": list(event.tokens) if event else []} if self._with_tokens else {}
         logprobs = self._logprobs(event.logprobs if event else [], offset)
         drafted = {"drafted": list(event.drafted)} if event else None
         return self._chunk(choice, _delta_body(part), drafted, logprobs=logprobs, **found)
 
     def _role_chunks(self, choice: Answer) -> list[dict[str, Any]]:
-        """The first chunk of a choice of a chat has the role, and nothing else."""
+        """The first chunk of a chat's choice, which has only the role; empty if already made."""
         if choice.index in self._has_role or not self._is_chat:
             return []
         self._has_role.add(choice.index)
@@ -193,7 +193,7 @@ class CompletionRenderer:
         return {
             "tokens": [each.chosen.text for each in found],
             "token_logprobs": [each.chosen.logprob for each in found],
-            # Reversed: of two tokens with the same text, the more likely one is kept.
+            # Reversed, so that of two tokens with the same text the more likely one is kept.
             "top_logprobs": [
                 None
                 if each.chosen.logprob is None

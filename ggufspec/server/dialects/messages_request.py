@@ -12,13 +12,13 @@ from pydantic_core import PydanticCustomError
 from ggufspec.server.dialects.chat_request import as_chat, thinking_variables
 from ggufspec.server.schema import N_STOPS, Body, ChatRequest, GenerationBody, Stop
 
-# Claude Code's first block changes with each request: with it, no prompt would be found in a cache.
+# Claude Code's first block changes with each request, so it would keep the cache from being used.
 _BILLING = "x-anthropic-billing-header:"
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 
 
 def _one_of(what: str, *types: str) -> BeforeValidator:
-    """Refuses objects of another type by its name, before their other fields are looked at."""
+    """Refuses objects of other types, and names the type, before their fields are validated."""
 
     def check(value: object) -> object:
         found = value.get("type", types[0]) if isinstance(value, dict) else types[0]
@@ -82,7 +82,7 @@ Block = Annotated[
 
 
 class Message(Body):
-    """One message of a conversation; several of one role in a row are one."""
+    """One message of a conversation; adjacent messages of one role become one."""
 
     kinds = ("blocks",)
     role: Literal["user", "assistant", "system"]
@@ -102,7 +102,7 @@ class CustomTool(Body):
 
 
 class ToolChoice(Body):
-    """Whether tools are called: auto, any (a call), tool (of that name), none."""
+    """Whether tools are called: auto, any (at least one), tool (the named one), none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(None, min_length=1, max_length=256)
@@ -111,12 +111,12 @@ class ToolChoice(Body):
     @model_validator(mode="after")
     def _has_name(self) -> ToolChoice:
         if (self.name is None) == (self.type == "tool"):
-            raise PydanticCustomError("name_of_tool", "type 'tool' has a name, and no other has")
+            raise PydanticCustomError("name_of_tool", "type 'tool', and no other, needs a name")
         return self
 
 
 class Thinking(Body):
-    """Whether the model reasons first, if its chat template can say so."""
+    """Whether the model reasons first; needs a chat template with such a variable."""
 
     kinds = ("thinking",)
     type: Literal["enabled", "adaptive", "disabled"]
@@ -138,7 +138,7 @@ class OutputConfig(Body):
 
 
 class MessagesRequest(GenerationBody):
-    """A conversation to continue, in Anthropic's form; other fields of chats have their effect."""
+    """A conversation to continue, in Anthropic's form; the other fields are as for chats."""
 
     kinds = ("everywhere", "blocks", "custom_tools", "messages_api")
     max_tokens: int = Field(ge=1, le=2**31)
@@ -152,7 +152,7 @@ class MessagesRequest(GenerationBody):
     output_format: OutputFormat | None = Field(None, description="As output_config.format.")
 
     def chat(self) -> ChatRequest:
-        """The same request as a chat."""
+        """The request as a chat."""
         config, choice = self.output_config, self.tool_choice
         form = (config and config.format) or self.output_format
         effort = config and config.effort
@@ -203,7 +203,7 @@ def _messages_of(body: MessagesRequest) -> Iterator[dict[str, Any]]:
 
 
 def _said(role: str, blocks: Sequence[Any]) -> Sequence[Any]:
-    """Many templates have no later message of the system: it is marked as Claude Code marks one."""
+    """The blocks; the system's are marked as by Claude Code: templates allow them only at first."""
     if role != "system":
         return blocks
     return _blocks(f"<system-reminder>\n{_lines(blocks)}\n</system-reminder>")
@@ -225,7 +225,7 @@ def _from_assistant(blocks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _from_client(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Results of tools come first: templates have no other text between a call and its result."""
+    """Yields tool results first: templates allow no other text between a call and its result."""
     results = [each for each in blocks if each.type == "tool_result"]
     for each in results:
         text = _lines(_blocks(each.content or ""))

@@ -13,12 +13,12 @@ from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
-_DELTAS = {  # types of deltas and the names of their texts, by kinds of parts
+_DELTAS = {  # by kind of part: type of delta, and name of its text
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
-_SIGNATURE = "unsigned"  # some clients send back reasoning only where it has one
+_SIGNATURE = "unsigned"  # some clients send back only signed reasoning
 
 
 class MessageRenderer:
@@ -40,7 +40,7 @@ class MessageRenderer:
         self._open: Part | None = None  # the part whose block has begun and not ended
 
     def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
-        """Take in an event; returns the events of the stream for it."""
+        """Process an event; returns its events of the stream."""
         found: list[dict[str, Any]] = []
         if not self._has_begun:
             self._has_begun = True
@@ -62,7 +62,7 @@ class MessageRenderer:
         return {**self._head, "content": content, **self._stop(), "usage": self._usage()}
 
     def error(self, error: ApiError) -> dict[str, Any]:
-        """The last event of a stream that fails."""
+        """The last event of a failed stream."""
         return anthropic_error(error)
 
     def _block_events(self, step: Step) -> Iterator[dict[str, Any]]:
@@ -99,7 +99,7 @@ class MessageRenderer:
 
 
 def _usage(n_prompt: int, n_reused: int = 0, n_generated: int = 0) -> dict[str, int]:
-    """All of a prompt is kept in the cache, which is no step of its own here."""
+    """Token counts. Every prompt is cached, without a separate step, so creation counts 0."""
     return {
         "input_tokens": n_prompt - n_reused,
         "cache_read_input_tokens": n_reused,

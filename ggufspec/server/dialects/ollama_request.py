@@ -11,7 +11,7 @@ from ggufspec.server.dialects.chat_request import as_chat, thinking_variables
 
 
 class OllamaOptions(schema.GenerationBody):
-    """Sampling, and what ends the text."""
+    """Options of sampling and of the text's end."""
 
     kinds = ("everywhere", "ollama_options")
 
@@ -40,7 +40,7 @@ class OllamaRequest(schema.Body):
     stream: bool = True
 
     def chat(self) -> schema.ChatRequest:
-        """The same request as a chat."""
+        """The request as a chat."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return as_chat(
             self.options,
@@ -53,7 +53,7 @@ class OllamaRequest(schema.Body):
         )
 
     def completion(self) -> schema.CompletionRequest:
-        """The same request as a completion."""
+        """The request as a completion."""
         chat = self.chat()
         names = chat.model_fields_set & schema.GenerationBody.model_fields.keys()
         made = {name: getattr(chat, name) for name in names}

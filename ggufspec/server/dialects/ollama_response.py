@@ -12,11 +12,11 @@ from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
 from ggufspec.server.formats.chat_format import format_of
 
-VERSION = "0.12.0"  # of the API: clients look at it before they use tools and reasoning
+VERSION = "0.12.0"  # of the API: clients check it before they use tools and reasoning
 
 
 class OllamaRenderer:
-    """The answer to one request; None: what clients get that load a model."""
+    """The answer to one request; None: to a request that only loads a model."""
 
     framing = JSON_LINES
 
@@ -25,14 +25,14 @@ class OllamaRenderer:
         self._model, self._is_chat = model, is_chat
 
     def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
-        """Take in an event; returns the lines for it."""
+        """Process an event; returns its lines."""
         names = {"text": "text", "reasoning": "thinking"}
         steps = [step for step in self._answer.add(event) if step.part.kind in names]
         return [self._line(**{names[step.part.kind]: step.delta.text}) for step in steps]
 
     def end(self) -> list[dict[str, Any]]:
         """The last lines of a stream."""
-        calls = [self._line(calls=found)] if (found := self._calls()) else []  # as a whole
+        calls = [self._line(calls=found)] if (found := self._calls()) else []  # calls are not split
         return [*calls, self._line() | self._end()]
 
     def body(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class OllamaRenderer:
         return self._line(answer.text, answer.joined("reasoning"), self._calls()) | self._end()
 
     def error(self, error: ApiError) -> dict[str, Any]:
-        """The last line of a stream that fails."""
+        """The last line of a failed stream."""
         return {"error": error.detail}
 
     def _line(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class OllamaRenderer:
 
 
 def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
-    """The model, as a list and as `/api/show` have it."""
+    """Describes the model, in the form of Ollama's list and of `/api/show`."""
     model, template = engine.pair.target.model, engine.chat_template
     family, size, quantization = model.description.split(maxsplit=2)
     form = template and format_of(template)

@@ -1,4 +1,4 @@
-"""What the routes know of a dialect: how it writes an answer, and what a stream looks like."""
+"""The interface between routes and dialects: how to write an answer, and frame a stream."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class Framing:
     """How the documents of a stream are written. `end`: the bytes after the last one.
 
-    `keep_alive`: what a waiting client gets; b"": nothing. `is_named`: each event has the name that
-    its document has as `type`.
+    `keep_alive`: bytes for a waiting client; b"": none. `is_named`: the name of each event is the
+    `type` of its document.
     """
 
     media_type: str
@@ -46,13 +46,13 @@ class Renderer(Protocol):
     framing: Framing
 
     def add(self, event: ChoiceDelta | ChoiceFinished) -> Sequence[Document]:
-        """Take in an event; returns the documents for it."""
+        """Process an event; returns its documents."""
 
     def end(self) -> Sequence[Document]:
         """The documents after the last event."""
 
     def body(self) -> Document:
-        """The body of a response that is not streamed, after the last event."""
+        """The body of a response without streaming, after the last event."""
 
     def error(self, error: ApiError) -> Document:
-        """The last document of a stream that fails."""
+        """The last document of a failed stream."""

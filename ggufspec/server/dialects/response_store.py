@@ -17,7 +17,7 @@ from ggufspec.server.dialects.responses_request import (
 from ggufspec.server.errors import ApiError
 
 N_RESPONSES = 1000
-N_BYTES = 64 * 2**20  # of their JSON, with that of what they continue
+N_BYTES = 64 * 2**20  # size of their JSON, including the conversations before them
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Stored:
 
 
 class ResponseStore:
-    """The last responses, by their ids."""
+    """The latest responses, by id."""
 
     def __init__(self, n_max: int = N_RESPONSES, n_bytes_max: int = N_BYTES) -> None:
         self._n_max, self._n_bytes_max = n_max, n_bytes_max
@@ -36,7 +36,7 @@ class ResponseStore:
         self._n_bytes = 0
 
     def items(self, body: ResponsesRequest) -> list[StoredItem]:
-        """What a request continues: the conversation of an earlier response, and its own input.
+        """The conversation that a request continues: an earlier response's, and its own input.
 
         Raises ApiError.
         """
@@ -55,7 +55,7 @@ class ResponseStore:
         return [*before, *own]
 
     def add(self, response: Document, items: Sequence[StoredItem]) -> None:
-        """Keep a response to these items."""
+        """Store a response to these items."""
         text = json.dumps([response, [item.model_dump() for item in items]])
         stored = _Stored(response, [*items, *items_of(response["output"])], len(text))
         self._found[response["id"]] = stored

@@ -1,4 +1,4 @@
-"""Reads OpenAI's responses API: the input items of a request become the messages of a chat."""
+"""Reads requests of OpenAI's responses API: input items become the messages of a chat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 def _of_type(what: str, *types: str, default: str | None = None) -> BeforeValidator:
-    """Refuses objects of other types by their name; without a type, they are of the default."""
+    """Refuses objects of other types, and names the type; `default` is for objects without one."""
 
     def check(value: object) -> object:
         if not isinstance(value, dict) or (found := value.get("type", default)) in types:
@@ -69,7 +69,7 @@ class CallOutputItem(Item):
 
 
 class ReasoningItem(Item):
-    """Reasoning of the model, as it came: its content, or else its summary."""
+    """Reasoning of an earlier answer: its content or, without content, its summary."""
 
     type: Literal["reasoning"]
     summary: list[TextContent] = Field(default_factory=list)
@@ -96,7 +96,7 @@ items_of: Callable[[object], list[Any]] = TypeAdapter(list[AnyItem]).validate_py
 
 
 class FunctionTool(schema.Function):
-    """A function that the model may call; tools of OpenAI's own are refused."""
+    """A function that the model may call; OpenAI's own tools are refused."""
 
     type: Literal["function"]
 
@@ -109,7 +109,7 @@ class ChosenFunction(schema.Body):
 
 
 class AllowedTools(schema.Body):
-    """The functions that may be called, of those in `tools`."""
+    """The subset of `tools` that may be called."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -117,7 +117,7 @@ class AllowedTools(schema.Body):
 
 
 class TextFormat(schema.JsonSchema):
-    """The format of the text; `name`, `schema` and `strict` are those of a JSON schema."""
+    """The format of the text; `name`, `schema` and `strict` belong to a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
 
@@ -137,12 +137,12 @@ class Reasoning(schema.Body):
 
 
 class ResponsesRequest(schema.GenerationBody):
-    """OpenAI's responses API: items to continue; all fields of sampling and drafts are accepted."""
+    """A request of OpenAI's responses API; also accepts all fields of sampling and drafting."""
 
     kinds = ("everywhere", "responses")
     input: str | list[AnyItem] = Field(default_factory=list)
     instructions: str | None = None
-    previous_response_id: str | None = Field(None, description="Of a response that is stored.")
+    previous_response_id: str | None = Field(None, description="Id of a stored response.")
     store: bool = Field(True, description="Keep the response in memory, for later requests.")
     max_output_tokens: schema.MaxTokens = None
     tools: list[Annotated[FunctionTool, _of_type("a tool", "function")]] | None = None
@@ -155,7 +155,7 @@ class ResponsesRequest(schema.GenerationBody):
     reasoning: Reasoning | None = None
     include: list[str] | None = Field(None, description=f"{_LOGPROBS}; others have no effect.")
     top_logprobs: int | None = Field(None, ge=0, le=schema.N_TOP_LOGPROBS)
-    metadata: dict[str, Any] | None = Field(None, description="Comes back in the response.")
+    metadata: dict[str, Any] | None = Field(None, description="Returned in the response.")
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: schema.PredictedOutput | None = None
 
@@ -212,7 +212,7 @@ def _choice_of(choice: ChosenFunction | AllowedTools | str | None) -> object:
 
 
 def _messages_of(items: Sequence[StoredItem], instructions: str | None) -> list[dict[str, Any]]:
-    """Reasoning, text and calls of one turn are one message; so are instructions at the start."""
+    """The messages: reasoning, text and calls of a turn become one, as do first instructions."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -223,7 +223,7 @@ def _messages_of(items: Sequence[StoredItem], instructions: str | None) -> list[
         elif isinstance(item, MessageItem) and item.role != "assistant":
             text, is_instruction = _text(item.content), item.role != "user"
             if is_instruction and len(messages) == 1 and messages[0]["role"] == "system":
-                # Templates take one system message, as the first one.
+                # Templates allow one system message, at the start.
                 messages[0]["content"] += f"\n\n{text}"
             else:
                 role = "system" if is_instruction and not messages else item.role

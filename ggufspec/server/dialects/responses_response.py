@@ -1,4 +1,4 @@
-"""Writes OpenAI's responses, whole or as events in their order."""
+"""Writes OpenAI's responses, whole or as events in OpenAI's order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ResponsesRenderer:
         self._response = _beginning(body, parsed, model)
 
     def add(self, event: ChoiceDelta | ChoiceFinished) -> list[Document]:
-        """Take in an event; returns the documents for it."""
+        """Process an event; returns its documents."""
         documents = [] if self._n_events else self._begin()
         for step in self._answer.add(event):
             if step.is_first:
@@ -50,7 +50,7 @@ class ResponsesRenderer:
         return documents
 
     def end(self) -> list[Document]:
-        """The last event has the whole response."""
+        """The last event, which has the whole response."""
         return [self._event(f"response.{self._response['status']}", response=self._response)]
 
     def body(self) -> Document:
@@ -58,7 +58,7 @@ class ResponsesRenderer:
         return self._response
 
     def error(self, error: ApiError) -> Document:
-        """The last event of a stream that fails."""
+        """The last event of a failed stream."""
         code = "rate_limit_exceeded" if error.status_code == 429 else "server_error"
         self._response |= {
             "status": "failed",
@@ -78,7 +78,7 @@ class ResponsesRenderer:
         is_cut = answer.finish_reason == "length"
         status: _Status = "incomplete" if is_cut else "completed"
         documents: list[Document] = []
-        if not answer.parts:  # clients expect an item
+        if not answer.parts:  # clients expect at least one item
             answer.parts.append(Part("text"))
             documents += self._begin_item(answer.parts[0])
         documents += self._end_item(status)
@@ -166,7 +166,7 @@ def _content(part: Part) -> dict[str, Any]:
 
 
 def _item(part: Part, id: str, status: _Status | None) -> dict[str, Any]:
-    """A part as an item; one that begins, without a status, has no content."""
+    """A part as an item; without a status it has just begun, and has no content."""
     head = {"id": id, "status": status or "in_progress"}
     contents = [_content(part)] if status else []
     if part.kind == "call":
@@ -178,7 +178,7 @@ def _item(part: Part, id: str, status: _Status | None) -> dict[str, Any]:
 
 
 def _beginning(body: ResponsesRequest, parsed: ParsedRequest, model: str) -> dict[str, Any]:
-    """A response without output, and with what the request and the defaults ask for."""
+    """A response without output, with the settings of the request and the defaults."""
     sent: Mapping[str, Any] = body.model_dump(mode="json", by_alias=True, warnings=False)
     sampling = parsed.options.sampling
     return {

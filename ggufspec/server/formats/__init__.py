@@ -1,1 +1,1 @@
-"""How a chat template writes reasoning and tool calls: found by rendering it, then parsed."""
+"""Derives the syntax of reasoning and tool calls from a chat template, and parses answers."""

@@ -1,4 +1,4 @@
-"""Parses one tool call, in each of the ways in which templates write them."""
+"""Parses one tool call, in each syntax that templates use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WORD = re.compile(r"[^\s<>\"'{}()\[\],]*")
 _DIGITS = re.compile("[0-9]*")
 _IDENTIFIER = re.compile(r"[^\s<>\"'{}()\[\]=,:]*")
 _GEMMA_SCALAR = re.compile(r"[^{}\[\],:]*")
-_LITERAL_MARKS = Marks("\"'[]{}(),")  # of Python
+_LITERAL_MARKS = Marks("\"'[]{}(),")  # in Python literals
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _ID_KEYS = ("id", "tool_call_id")
@@ -52,7 +52,7 @@ Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by its
 
 
 class NoCallError(Exception):
-    """What seemed to be a call is none: it is content."""
+    """The text that looked like a call is content."""
 
 
 class CallParser:
@@ -63,7 +63,7 @@ class CallParser:
     ) -> None:
         self._reader, self._deltas = reader, deltas
         self._syntax, self._schemas = syntax, schemas
-        # Without a mark before a call, it could be JSON of any kind: the name must be a tool's.
+        # Without a mark before it, any JSON could be a call, so its name must be a tool's.
         self.is_bare, self.kind = not words(syntax.opener), syntax.kind
         self.closers = _closers(syntax)
         self._parse = {
@@ -75,12 +75,12 @@ class CallParser:
         }[syntax.kind]
 
     def call(self, id: str | None) -> Steps[None]:
-        """Parse a call; `id`: what its opener says."""
+        """Parse a call; `id`: the id in its opener, if any."""
         yield from self._reader.spaces()
         yield from self._parse(id)
 
     def pattern(self, text: str) -> Steps[tuple[str, str]]:
-        """Skip a text with places, whatever white space it has; returns the id and the number."""
+        """Skip a pattern with any white space; returns the id and the index found in it."""
         reader, id, index = self._reader, "", ""
         for word in words(text):
             yield from reader.spaces()
@@ -171,13 +171,13 @@ class CallParser:
     def _begin(self, name: str, id: str | None) -> None:
         if not 0 < len(name) <= MAX_NAME or (self.is_bare and name not in self._schemas):
             raise NoCallError
-        self._reader.forget()  # it is no longer kept as content
+        self._reader.forget()  # the text is no longer kept as possible content
         self._deltas.begin(name, id)
 
     def _named_call(self, id: str | None) -> Steps[None]:
         name = yield from self._name()
         middle = self._syntax.middle
-        if middle.startswith(":" + INDEX):  # Kimi's ids have name and number
+        if middle.startswith(":" + INDEX):  # Kimi's ids consist of name and number
             name, _, index = name.rpartition(":")
             id = f"functions.{name}:{index}"
             middle = middle.removeprefix(":" + INDEX)
@@ -226,7 +226,7 @@ class CallParser:
         self._deltas.end_object()
 
     def _key(self, parameter: ParameterSyntax) -> Steps[tuple[str | None, bool | None]]:
-        """The key of an argument, and whether it is marked as a string; None: none, no marks."""
+        """The key (None: there is none), and whether it is marked as a string (None: no marks)."""
         reader = self._reader
         string, other = parameter.string_middle, parameter.other_middle
         if string == other:
@@ -252,7 +252,7 @@ class CallParser:
         end = parameter.end.strip().replace(KEY, key)
         if (yield from reader.accept("<![CDATA[")):
             end = "]]>" + end
-        # A line break before the end is part of the format.
+        # If the format has a line break before the end, it is not part of the value.
         marks = Marks([end, "\n" + end] if parameter.end.startswith("\n") else [end])
         if types == {"string"}:
             write('"')
@@ -320,7 +320,7 @@ class CallParser:
                 if not (yield from reader.peek()):
                     return False
                 scalar = yield from reader.matching(_IDENTIFIER if is_key else _GEMMA_SCALAR)
-                if not scalar:  # a character of no meaning
+                if not scalar:  # an unexpected character
                     reader.at += 1
                     continue
                 write(json_text(scalar) if is_key else json_of(scalar.strip(), {"any"}))
@@ -346,13 +346,13 @@ class CallParser:
 
 
 def _closers(syntax: CallSyntax) -> tuple[str, ...]:
-    """The words that may come between and after calls."""
+    """The words that may occur between and after calls."""
     between = words(syntax.joint or "")
     opening = words(syntax.opener)
     while between and opening and between[-1] == opening[-1]:
         del between[-1], opening[-1]
     found = []
     for word in [*words(syntax.closer), *between]:
-        # Of "]</end>" or "```<end>", the model may leave out a part.
+        # Split "]</end>" and "```<end>", since the model may leave out one part.
         found += re.split(r"(?<=[^>\]\[<])(?=<)|(?<=^\])(?=</)", word)
     return tuple(dict.fromkeys(word for word in found if word not in (",", ";")))

@@ -1,4 +1,4 @@
-"""The format of one template's answers: its parser and its marks."""
+"""The format of a chat template's answers: their parser and their marks."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ Tools = Sequence[Mapping[str, Any]]  # as in OpenAI's API
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How a template writes answers."""
+    """The format of answers in a chat template."""
 
     syntax: Syntax
 
     @property
     def tools(self) -> bool:
-        """Whether the template shows tools to the model, and how it writes calls is known."""
+        """Whether the template shows tools to the model, and the syntax of calls is known."""
         return self.syntax.call is not None
 
     @property
     def has_marks(self) -> bool:
-        """Whether an answer without tools has parts, too."""
+        """Whether an answer without tools may have parts other than content."""
         return self.syntax.reasoning is not None or self.syntax.is_harmony
 
     @cached_property
     def text(self) -> str:
-        """All marks, in one text: the control tokens in it must be visible to the parser."""
+        """All marks in one text. Control tokens that occur in it must be visible to the parser."""
         syntax, call = self.syntax, self.syntax.call or CallSyntax("json")
         marks = [*(syntax.reasoning or ()), *syntax.dropped, call.opener, call.middle, call.tail]
         marks += [call.closer, call.joint or "", call.quote, *(call.parameter or ())]
         return " ".join(marks + list(HARMONY_MARKS if syntax.is_harmony else ()))
 
     def begun(self, prompt: str) -> str:
-        """What a prompt has of the answer."""
+        """The beginning of the answer that is already in the prompt."""
         header = self.syntax.header
         return prompt.rpartition(header)[2] if header and header in prompt else ""
 
     def reasoning(self, begun: str) -> Reasoning | None:
-        """The reasoning that may come after a begun answer."""
+        """The reasoning that may follow `begun`; None: none may follow."""
         if self.syntax.reasoning is None:
             return None
         begin, end = self.syntax.reasoning
@@ -69,7 +69,7 @@ class ChatFormat:
     def parser(
         self, begun: str, tools: Tools | None = None, *, is_parallel: bool = True
     ) -> ChatParser:
-        """A parser of the text after a begun answer; without tools, calls are content."""
+        """A parser of the text after `begun`; without tools, calls are content."""
         call, reader = self.syntax.call, Reader()
         texts = (call.opener, call.head, call.middle, call.tail) if call and tools else ()
         deltas = Deltas(has_short_ids=any(ID in text for text in texts))
@@ -86,7 +86,7 @@ class ChatFormat:
 
 @lru_cache(maxsize=4)
 def format_of(template: ChatTemplate) -> ChatFormat:
-    """The format of a template, from conversations that it renders; without marks if it cannot."""
+    """Derives the format from conversations that the template renders; no marks if it cannot."""
     try:
         return ChatFormat(derive(template))
     except LimitError:

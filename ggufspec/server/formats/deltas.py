@@ -1,4 +1,4 @@
-"""What a chat parser returns, and collects."""
+"""The pieces of an answer that a chat parser returns, and their collector."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ class ChatParser(Protocol):
     """Separates a generated text that comes in pieces into content, reasoning and tool calls."""
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Add a piece; returns what is certain after it."""
+        """Add a piece of text; returns the deltas that are certain after it."""
 
     def finish(self) -> list[ChatDelta]:
-        """What was still held back."""
+        """Returns the deltas that were held back until the end of the text."""
 
 
 class Deltas:
-    """Collects what a parser found; white space before and after calls and reasoning is none."""
+    """Collects the deltas of a parser; drops white space next to calls and reasoning."""
 
     def __init__(self, *, has_short_ids: bool) -> None:
         """`has_short_ids`: calls have ids of nine characters, as some templates require."""
         self._found: list[ChatDelta] = []
         self._has_short_ids = has_short_ids
-        self._spaces: list[str] = []  # they belong to the content if more of it comes
+        self._spaces: list[str] = []  # white space, dropped unless more content follows
         self.has_content = False
         self.n_calls = 0
-        self.n_members = 0  # of the last call's arguments
+        self.n_members = 0  # number of the last call's arguments
         self._skips_spaces = False
 
     def take(self) -> list[ChatDelta]:
-        """What was found since the last call; texts of one kind are joined."""
+        """Returns and removes the collected deltas; adjacent ones of one part are joined."""
         found, self._found = self._found, []
         return [
             first._replace(text="".join([first.text, *(each.text for each in more)]))
@@ -68,7 +68,7 @@ class Deltas:
         ]
 
     def content(self, text: str) -> None:
-        """More content."""
+        """Add content."""
         if self._skips_spaces:
             text = text.lstrip()
         kept = text.rstrip()
@@ -80,27 +80,27 @@ class Deltas:
             self._spaces.append(text[len(kept) :])
 
     def reasoning(self, text: str) -> None:
-        """More reasoning."""
+        """Add reasoning."""
         if text:
             self._found.append(ReasoningDelta(text))
 
     def part(self) -> None:
-        """Something other than content comes: the white space around it is dropped."""
+        """Begin a part other than content; the white space around it is dropped."""
         self._spaces.clear()
         self._skips_spaces = True
 
     def restart(self) -> None:
-        """What came so far is of the prompt."""
+        """Reset at the end of the prompt's part of the answer."""
         self.has_content = False
         self._spaces.clear()
 
     def finish(self) -> None:
-        """Nothing else comes: white space at the end is content."""
+        """End the text: white space at the end is content."""
         if self._spaces and self.has_content:
             self._found.append(ContentDelta("".join(self._spaces)))
 
     def begin(self, name: str, id: str | None) -> None:
-        """A call is certain."""
+        """Begin a call."""
         self.part()
         made = (
             secrets.token_hex(4) + "0" if self._has_short_ids else f"call_{secrets.token_hex(12)}"
@@ -110,20 +110,20 @@ class Deltas:
         self.n_members = 0
 
     def write(self, text: str) -> None:
-        """More JSON text of the last call's arguments."""
+        """Add JSON text to the last call's arguments."""
         if text:
             self._found.append(CallDelta(self.n_calls - 1, text))
 
     def key(self, key: str) -> None:
-        """The key of one more of the last call's arguments, which are an object."""
+        """Add a key to the last call's arguments, which are an object."""
         self.write(("{" if not self.n_members else ", ") + json_text(key) + ": ")
         self.n_members += 1
 
     def end_object(self) -> None:
-        """The last call has no more arguments."""
+        """Close the object of the last call's arguments."""
         self.write("}" if self.n_members else "{}")
 
 
 def _part_of(delta: ChatDelta) -> tuple[type, int]:
-    """What of an answer a delta belongs to."""
+    """A key that is equal for deltas of the same part of an answer."""
     return type(delta), delta.call_index if isinstance(delta, CallDelta) else 0

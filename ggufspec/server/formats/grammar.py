@@ -1,4 +1,4 @@
-"""Makes the grammar of answers that have to call tools, or whose calls must match the schemas."""
+"""Makes the grammar of answers that must call tools, or whose calls must match schemas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ggufspec.server.formats.syntax import ID, INDEX, KEY, NAME, CallSyntax, Syn
 from ggufspec.server.formats.values import escaped, json_text, types_of
 from ggufspec.structured.grammar import of_json_schema
 
-_MAX_DEPTH = 16  # of a schema whose values are not written as JSON
+_MAX_DEPTH = 16  # of schemas whose values are not written as JSON
 _PLACES = {ID: "CALL_ID", INDEX: "NUMBER"}
 _TERMINALS = (
     "CALL_ID: /[a-zA-Z0-9]{9}/\nNUMBER: /[0-9]{1,3}/\nTEXT: /(?s:.+)/\nSPACE: /[ \\n]{1,2}/\n"
@@ -30,12 +30,12 @@ class GrammarMaker:
     """Collects the rules of one grammar, in llguidance's Lark syntax."""
 
     def __init__(self, syntax: Syntax, specials: Mapping[str, int], ends: Collection[int]) -> None:
-        """`specials`: tokens of the marks that no text can spell, by name; `ends`: end a text."""
+        """`specials`: control tokens in marks, by name; `ends`: tokens that end a text."""
         self._syntax, self._specials = syntax, specials
         self._ends = [name for name, token in specials.items() if token in ends]
         names = sorted(specials, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
-        self._names: dict[str, str] = {}  # of rules and terminals, by what they match
+        self._names: dict[str, str] = {}  # names of rules and terminals, by their bodies
 
     def grammar(
         self,
@@ -46,10 +46,10 @@ class GrammarMaker:
         is_parallel: bool = False,
         answer: str | None = None,
     ) -> str:
-        """The grammar of an answer that calls `tools`; if not required, it may be content.
+        """The grammar of an answer that calls `tools` or, unless `is_required`, is content.
 
-        `answer`: the grammar that content has to match, from structured.grammar; without tools, it
-        is needed. Raises OptionError for parameters whose schema cannot be guaranteed.
+        `answer`: the grammar for content, from structured.grammar; it is required without tools.
+        Raises OptionError for parameters whose schema cannot be guaranteed.
         """
         call = self._syntax.call
         content = ""
@@ -83,7 +83,7 @@ class GrammarMaker:
     ) -> str:
         alternatives, arguments = [], dict[str, str]()
         head, middle, tail = call.head, call.middle, call.tail
-        is_shared = NAME not in head + middle + tail  # by all tools, of which there may be hundreds
+        is_shared = NAME not in head + middle + tail  # once for all tools: there may be hundreds
         between = self._rule("middle", self._literal(middle)) if is_shared else ""
         for i, tool in enumerate(tools):
             name = tool["function"]["name"]
@@ -106,7 +106,7 @@ class GrammarMaker:
             more = f"({self._literal(joint)} {one})*"
             gap = joint.removeprefix(closer)
             if closer and joint != gap and (space := gap[: len(gap) - len(gap.lstrip())]):
-                # Models end after the space before a next call, too: else they would have to call.
+                # The end may also follow the space before a next call, else a call would be forced.
                 return f"{one} {more} ({self._literal(closer)} | {self._literal(closer + space)})"
         return f"{one} {more} {self._literal(closer)}"
 
@@ -128,16 +128,16 @@ class GrammarMaker:
         return f"({text} | {before}{self._until('OPENER', first)} {rest} {calls})"
 
     def _rule(self, name: str, body: str) -> str:
-        """The name of the rule, or terminal, with this body; the given one if it is new."""
+        """Add a rule or terminal; returns its name, or that of an earlier one with this body."""
         return self._names.setdefault(body, name)
 
     def _until(self, name: str, end: str) -> str:
-        """A text up to its end, which is included; adds a terminal with this name if it needs one.
+        """A text up to and including `end`; adds a terminal with this name if it needs one.
 
-        Terminals match as much as they can, so the end has to be part of the text's.
+        Terminals match greedily, so the terminal of the text has to include the end.
         """
         first, *rest = self._pieces(end.strip())
-        if first in self._specials:  # no text can spell it
+        if first in self._specials:  # a control token
             return f"TEXT? {self._literal(end.strip())}"
         space = end[: len(end) - len(end.lstrip())]
         inside = _as_regex(space + first)
@@ -148,7 +148,7 @@ class GrammarMaker:
         return [each for each in (self._split.split(text) if self._split else [text]) if each]
 
     def _literal(self, text: str, name: str = "") -> str:
-        """A text with places, where the names of special tokens are those tokens."""
+        """A literal for a pattern; names of control tokens in it match these tokens."""
         found = []
         for part in parts(text.replace(NAME, name)):
             if part in _PLACES:
@@ -163,7 +163,7 @@ class GrammarMaker:
         """The arguments of a call; adds a rule for them."""
         if call.kind in ("json", "named"):
             return self._json_rule(rule, schema)
-        of_json_schema(schema)  # refuses what it refuses for the other kinds
+        of_json_schema(schema)  # refuses the same schemas as for other kinds of calls
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
         required = schema.get("required")
@@ -180,7 +180,7 @@ class GrammarMaker:
             else:
                 gap = call.parameter.gap
                 begin, value = self._tagged(call, f"{rule}_{i}", key, part, types_of(schema, key))
-            # In one literal with what follows: terminals match as much as they can.
+            # Joined with the following text in one literal, because terminals match greedily.
             before = self._literal(begin)
             if made and gap:
                 before = f"({before} | {self._literal(gap + begin)})"
@@ -195,7 +195,7 @@ class GrammarMaker:
     def _tagged(
         self, call: CallSyntax, rule: str, key: str, schema: Mapping[str, Any], types: set[str]
     ) -> tuple[str, str]:
-        """What comes before the value of a tagged argument, and the grammar of the rest."""
+        """The text before the value of a tagged argument, and the grammar of value and end."""
         parameter = call.parameter
         assert parameter is not None
         is_string = "string" in types or types == {"any"}
@@ -226,7 +226,7 @@ class GrammarMaker:
             required = found.get("required")
             names = required if isinstance(required, list) else []
             made: list[str] = []
-            for i, key in enumerate(sorted(found["properties"])):  # as the template does
+            for i, key in enumerate(sorted(found["properties"])):  # the template's order
                 value = self._gemma(f"{rule}_{i}", found["properties"][key], root, quote, depth - 1)
                 separator = '","? ' if made else ""
                 argument = f"{separator}{_quoted(key + ':')} {value}"
@@ -260,5 +260,5 @@ def _quoted(text: str) -> str:
 
 
 def _as_regex(text: str) -> str:
-    """A text as a regular expression of Lark."""
+    """A regular expression, for Lark, that matches a text."""
     return re.sub(r"[^A-Za-z0-9_]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)

@@ -12,19 +12,19 @@ from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader,
 from ggufspec.server.formats.syntax import Syntax, parts, words
 
 _FENCE, _LANGUAGE = "```", re.compile(r"[\w-]*")
-_BARE = ("{", "[", _FENCE)  # what a call without the marks of its format may begin with
+_BARE = ("{", "[", _FENCE)  # possible beginnings of a call without the marks of its format
 _MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
 class SteppedParser:
-    """Parses a text that comes in pieces, by steps that wait for more of it. Raises nothing."""
+    """Parses a text that comes in pieces, by steps that wait for more text. Raises nothing."""
 
     def __init__(self, reader: Reader, deltas: Deltas, steps: Steps[None], begun: str) -> None:
-        """`steps`: they read from `reader`, write to `deltas`, and have not begun.
+        """`steps`: a new generator that reads from `reader` and writes to `deltas`.
 
-        `begun`: what the prompt has of the answer.
+        `begun`: the beginning of the answer, if the prompt contains it.
         """
         self._reader, self._deltas, self._steps = reader, deltas, steps
         next(steps)
@@ -32,7 +32,7 @@ class SteppedParser:
         deltas.restart()
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Add a piece; returns what is certain after it."""
+        """Add a piece of text; returns the deltas that are certain after it."""
         if text:
             self._reader.add(text)
             next(self._steps, None)
@@ -41,7 +41,7 @@ class SteppedParser:
         return self._deltas.take()
 
     def finish(self) -> list[ChatDelta]:
-        """What was still held back."""
+        """Returns the deltas that were held back until the end of the text."""
         self._reader.is_over = True
         for _ in self._steps:
             pass
@@ -60,7 +60,7 @@ class AnswerSteps:
         schemas: Schemas | None,
         is_parallel: bool,
     ) -> None:
-        """`schemas`: of the tools; None: calls are content."""
+        """`schemas`: of the tools' parameters; None: calls are content."""
         self._reader, self._deltas, self._syntax = reader, deltas, syntax
         call = syntax.call if schemas is not None else None
         self._opener = words(call.opener) if call else []
@@ -74,7 +74,7 @@ class AnswerSteps:
             if self._opener:
                 bare = replace(call, kind="json", opener="", tail="", name_key="name")
                 self._bare_calls = made(bare)
-        self._starts = {  # of the opener; a call after others may begin in its middle
+        self._starts = {  # words of the opener; a further call may begin in its middle
             parts(word)[0]: i
             for i, word in reversed(list(enumerate(self._opener)))
             if i == 0 or word[0] in "<[]"
@@ -84,9 +84,9 @@ class AnswerSteps:
         marks = [*self._starts, *syntax.dropped]
         self._marks = Marks(marks)
         self._is_parallel, self._in_fence = is_parallel, False
-        # Before content only. The prompt may have opened the reasoning unseen.
+        # Marks that count only before content. The prompt may have opened the reasoning unseen.
         self._first_marks = [word for word in (*marks, begin, end) if word]
-        if call:  # small models leave out the marks
+        if call:  # small models omit the marks
             self._first_marks += _BARE
 
     def run(self) -> Steps[None]:
@@ -125,7 +125,7 @@ class AnswerSteps:
         yield from reader.until(self._reasoning_end, write)
 
     def _section(self, mark: str) -> Steps[None]:
-        """One call or several, of which the first begins with a mark; else it is content."""
+        """Parse calls, of which the first begins with `mark`; if there are none, add content."""
         reader, deltas = self._reader, self._deltas
         reader.keep(reader.at - len(mark))
         n_before, calls, self._in_fence = deltas.n_calls, self._calls, False
@@ -158,7 +158,7 @@ class AnswerSteps:
             reader.forget()
 
     def _rest_of_opener(self, mark: str) -> Steps[str | None]:
-        """Skip the opener after its first mark; returns the id in it."""
+        """Skip the opener after its first mark; returns the id in it, if any."""
         if self._calls is None or mark not in self._starts:
             return None
         i = self._starts[mark]
@@ -167,7 +167,7 @@ class AnswerSteps:
         return id or None
 
     def _next_call(self, calls: CallParser) -> Steps[str | None]:
-        """Skip what closes a call; the mark with which another one begins, None if none does."""
+        """Skip the end of a call; returns the mark of the next call, None if none follows."""
         reader = self._reader
         separators = (",", ";", "]") if calls.kind in ("json", "python") else ()
         may_follow = self._is_parallel or not calls.is_bare

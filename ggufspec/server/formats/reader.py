@@ -1,4 +1,4 @@
-"""Reads a text that comes in pieces: generators that yield where they need more of it."""
+"""Reads a text that comes in pieces, with generators that yield when they need more text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 Write = Callable[[str], None]
 
-MAX_NAME = 256  # characters of a name or key; longer ones are no call
-MAX_UNCERTAIN = 4096  # characters that may or may not be a call; longer ones are none
+MAX_NAME = 256  # characters of a name or key; with a longer one, a text is no call
+MAX_UNCERTAIN = 4096  # characters of a text that may be a call; a longer text is content
 SPACES = re.compile(r"\s*")
 _JSON_MARK = re.compile(r'["{}\[\]]')
 _STRING_MARKS = {quote: re.compile(rf"{quote}|\\") for quote in "\"'"}
@@ -22,19 +22,19 @@ _SCALAR = re.compile(r"[^\s,\]})]*")
 
 
 class Reader:
-    """A text of which more may come, and a place in it.
+    """An incomplete text, and the current place in it.
 
-    What is before the place is dropped, unless `keep` was called: then it is kept from there.
+    Text before the place is dropped; `keep` keeps it from an earlier place on.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        self.is_over = False  # nothing will be added
+        self.is_over = False  # the text is complete
         self._kept: int | None = None
 
     def add(self, text: str) -> None:
-        """Add a piece."""
+        """Add a piece of the text."""
         start = self.at if self._kept is None else self._kept
         self.text = self.text[start:] + text
         self.at -= start
@@ -46,17 +46,17 @@ class Reader:
         self._kept = at
 
     def taken(self) -> str:
-        """What was kept, up to the current place; it is no longer kept."""
+        """The kept text up to the current place; afterwards nothing is kept."""
         start, self._kept = self._kept, None
         return self.text[start : self.at]
 
     def forget(self) -> None:
-        """Keep nothing."""
+        """Stop keeping text."""
         self._kept = None
 
     @property
     def n_kept(self) -> int:
-        """Characters between the start of what is kept and the place."""
+        """Number of kept characters before the current place."""
         return 0 if self._kept is None else self.at - self._kept
 
     def spaces(self) -> Steps[None]:
@@ -70,7 +70,7 @@ class Reader:
             yield
 
     def accept(self, *words: str) -> Steps[str | None]:
-        """Skip the longest of these words that comes next; None if none of them does."""
+        """Skip and return the longest of these words that comes next; None if none comes next."""
         while True:
             rest = self.text[self.at : self.at + max(map(len, words), default=0)]
             could_be = [word for word in words if word.startswith(rest) and len(word) > len(rest)]
@@ -83,7 +83,7 @@ class Reader:
             yield
 
     def next_word(self, *words: str) -> Steps[str | None]:
-        """Skip white space, and the longest of these words after it."""
+        """Skip white space, then `accept` one of these words."""
         yield from self.spaces()
         return (yield from self.accept(*words))
 
@@ -94,7 +94,7 @@ class Reader:
         return self.text[self.at : self.at + 1]
 
     def matching(self, regex: re.Pattern[str]) -> Steps[str]:
-        """Skip what a regular expression of single characters matches, up to a name's length."""
+        """Skip and return a match of up to MAX_NAME characters; `regex` tests single characters."""
         while True:
             match = regex.match(self.text, self.at)
             end = match.end() if match else self.at
@@ -104,7 +104,7 @@ class Reader:
             yield
 
     def until(self, marks: Marks, write: Write) -> Steps[str | None]:
-        """Write what comes before the first of the marks, and skip it; None at the end."""
+        """Write the text before the first of the marks; skips and returns it, None at the end."""
         while True:
             match = marks.regex.search(self.text, self.at) if marks.regex else None
             if match and (self.is_over or not marks.may_be_longer(self.text, match)):
@@ -140,7 +140,7 @@ class Reader:
                     write(self.text[start : match.start()])
                     self.at = match.end()
                     return True
-                if match.end() == len(self.text):  # what it escapes is not there yet
+                if match.end() == len(self.text):  # the escaped character has not come yet
                     break
                 at = match.end() + 1
             self.at = match.start() if match else len(self.text)
@@ -180,7 +180,7 @@ class Reader:
 
 
 class Marks:
-    """Words to be found in a text that comes in pieces."""
+    """Words to search for in a text that comes in pieces."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = sorted({word for word in words if word})
@@ -190,17 +190,17 @@ class Marks:
         self.regex = re.compile(found) if found else None
 
     def n_begun(self, text: str, at: int) -> int:
-        """How many characters at the end of a text may begin one of them."""
+        """Length of the longest end of a text that may be the beginning of a mark."""
         return n_begun(text, self._words, min(len(text) - at, self._n_longest - 1))
 
     def may_be_longer(self, text: str, match: re.Match[str]) -> bool:
-        """Whether a longer one of them may come at the place of a match."""
+        """Whether a longer mark may turn out to be at the place of a match."""
         rest = text[match.start() :]
         return any(len(word) > len(rest) and word.startswith(rest) for word in self._words)
 
 
 def decoded(raw: str) -> str:
-    """The text of a JSON string without its quotes; itself if it is not valid."""
+    """Decodes a JSON string that is given without quotes; returns `raw` if it is not valid."""
     try:
         found = json.loads(f'"{raw}"', strict=False)
     except ValueError:

@@ -12,7 +12,7 @@ from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
 
-# Places in a text for a call's id, its number, its name, and a key.
+# Placeholders in a pattern for a call's id, its index, its name, and a key.
 ID, INDEX, NAME, KEY = "\0i", "\0n", "\0f", "\0k"
 _PLACES = re.compile("(\0[infk])")
 _WORDS = re.compile(r"(?:\[[A-Z ]+\]|\S)+")
@@ -26,17 +26,17 @@ class ParameterSyntax(NamedTuple):
 
     begin: str
     string_middle: str
-    other_middle: str  # the same where strings are not marked
+    other_middle: str  # for values that are not strings; equal if strings are not marked
     end: str
-    gap: str  # white space before the next one
+    gap: str  # white space before the next argument
 
 
 @dataclass(frozen=True)
 class CallSyntax:
     """Calls as `opener head NAME middle ARGUMENTS tail (joint head NAME ... tail)* closer`.
 
-    `kind` says what the arguments look like: "json": in an object that also has the name; "named":
-    a JSON object after the name; "tagged": a tag each; "python": f(a=1); "gemma": f{a:1}.
+    `kind` is the form of the arguments: "json": in an object that also has the name; "named":
+    a JSON object after the name; "tagged": a tag for each; "python": f(a=1); "gemma": f{a:1}.
     """
 
     kind: Kind
@@ -45,16 +45,16 @@ class CallSyntax:
     middle: str = ""
     tail: str = ""
     closer: str = ""
-    joint: str | None = None  # None: the template writes one call in a message
-    parameter: ParameterSyntax | None = None  # of "tagged"
-    quote: str = '"'  # of "gemma"
-    name_key: str | None = "name"  # of "json"; None: the name is the key of the arguments
+    joint: str | None = None  # None: the template writes one call per message
+    parameter: ParameterSyntax | None = None  # if "tagged"
+    quote: str = '"'  # if "gemma"
+    name_key: str | None = "name"  # if "json"; None: the name is the key of the arguments
     arguments_key: str = "arguments"
 
 
 @dataclass(frozen=True)
 class Syntax:
-    """How a template writes an answer."""
+    """The syntax of answers in a template."""
 
     header: str  # before an answer
     reasoning: tuple[str, str] | None  # begin and end; an empty begin: the prompt opened it
@@ -64,17 +64,17 @@ class Syntax:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, where a tag that follows another one begins a word of its own."""
+    """The words of a text; adjacent tags are separate words."""
     return [word for part in _WORDS.findall(text) for word in re.split(r"(?<=>)(?=\]?<)", part)]
 
 
 def parts(text: str) -> list[str]:
-    """A text split at its places."""
+    """A pattern split at its placeholders."""
     return [part for part in _PLACES.split(text) if part]
 
 
 def derive(template: ChatTemplate) -> Syntax:
-    """The syntax of a template, from conversations that it renders."""
+    """Derives the syntax of a template from conversations that it renders."""
     sample, source = _Sample(template), template.source_for_tools
     prompt = _answer_in(sample.prompt())
     before, _, after = _answer_in(sample.answer(_CONTENT)).rpartition(_CONTENT)
@@ -89,7 +89,7 @@ def derive(template: ChatTemplate) -> Syntax:
     call = HARMONY_CALL if is_harmony else _call(sample, header, after, opening)
     call = call or _known_call(sample, source)
     if call and call.joint and not call.opener and header.endswith(call.joint):
-        header = header.removesuffix(call.joint)  # it is before content, too
+        header = header.removesuffix(call.joint)  # it also comes before content
         call = replace(call, opener=call.joint)
         opening = {call.opener + word for word in opening}
     around = {*words(header), *opening, *words(after)} - set(reasoning or ())
@@ -105,7 +105,7 @@ def derive(template: ChatTemplate) -> Syntax:
     )
 
 
-# As gpt-oss writes them, which is not quite what its template makes of earlier calls.
+# The calls that gpt-oss writes, which differ slightly from earlier calls in its template.
 HARMONY_CALL = CallSyntax(
     "named",
     opener="<|channel|>commentary to=functions.",
@@ -133,7 +133,7 @@ class _Sample:
     def answer(
         self, content: str = "", *, n_calls: int = 0, reasoning: str | None = None
     ) -> str | None:
-        """The text with this answer; None if the template cannot render it."""
+        """The rendered conversation with this answer; None if the template cannot render it."""
         answer: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning is not None:
             answer["reasoning_content"] = reasoning
@@ -163,18 +163,18 @@ class _Sample:
 
 
 def _answer_in(text: str | None) -> str:
-    """What a rendered conversation has after the user's message."""
+    """The part of a rendered conversation after the user's message."""
     return (text or "").rpartition(_USER)[2]
 
 
 def _common(a: str, b: str) -> str:
-    """What two texts begin with, up to the end of a tag or of a word."""
+    """The common prefix of two texts, in whole tags and words."""
     tokens = _TOKENS.findall(a)
     return "".join(tokens[: n_equal(tokens, _TOKENS.findall(b))])
 
 
 def _after(text: str, header: str) -> str:
-    """What follows the header of an answer, of which the last words may differ."""
+    """The text after the header of an answer; the last words of the header may differ."""
     tokens = _TOKENS.findall(header)
     while tokens and "".join(tokens) not in text:
         del tokens[-1]
@@ -182,7 +182,7 @@ def _after(text: str, header: str) -> str:
 
 
 def _without_end(text: str, end: str) -> str:
-    """A text without the tags and words with which `end`, too, ends."""
+    """A text without the common suffix of `text` and `end`, in whole tags and words."""
     if end and text.endswith(end):
         return text.removesuffix(end)
     tokens = _spaced_words(text)
@@ -216,7 +216,7 @@ def _reasoning(sample: _Sample, header: str, source: str) -> tuple[str, str] | N
 
 def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSyntax | None:
     text = sample.answer(n_calls=1)
-    if text and _NAMES[0] not in text and _IDS[0] in text:  # Kimi's: the id has the name
+    if text and _NAMES[0] not in text and _IDS[0] in text:  # Kimi's id contains the name
         sample.ids = (f"functions.{_NAMES[0]}:0", f"functions.{_NAMES[1]}:1")
         text = sample.answer(n_calls=1)
     text = _answer_in(text)
@@ -237,19 +237,19 @@ def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSynt
     if several.startswith(text[:i_end]) and _NAMES[1] in several[i_end:]:
         joined = _with_joint(call, several[i_end:])
         between = joined.joint or ""
-        if not (header.strip() in between and end.strip() in between):  # else: of two messages
+        if not (header.strip() in between and end.strip() in between):  # else: two messages
             call = joined
-            one, two = (  # what follows the last value
+            one, two = (  # the text after the last value
                 each.rpartition(str(value))[2]
                 for each, (_, value) in zip((text, several), _VALUES, strict=True)
             )
-            if two.startswith(one):  # what closes the section comes after several only
+            if two.startswith(one):  # the section is closed only after several calls
                 call = replace(call, closer=call.closer + _without_end(two[len(one) :], end))
     return call
 
 
 def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
-    """The syntax with what is between two calls; `rest` begins there."""
+    """The syntax with the text between two calls, with which `rest` begins."""
     key_at = rest.find(_KEYS[0])
     name_at = rest.rfind(_NAMES[1], 0, key_at)
     head, middle = (re.sub(r"\d+", INDEX, each, count=1) for each in (call.head, call.middle))
@@ -265,7 +265,7 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
 
 
 class _Spots(NamedTuple):
-    """A rendered call, and where it begins, and its name and its first key are."""
+    """A rendered call, with the places of its start, its name and its first key."""
 
     text: str
     start: int
@@ -275,7 +275,7 @@ class _Spots(NamedTuple):
 
 
 def _object_call(spots: _Spots) -> tuple[CallSyntax, int] | None:
-    """A call whose arguments are a JSON object, and where it ends."""
+    """The syntax of a call whose arguments are a JSON object, and the end of the call."""
     text, start, name_at, name_end, key_at = spots
     wanted = dict(zip(_KEYS, _VALUES[0], strict=True))
     at = text.rfind("{", name_end, key_at)
@@ -304,7 +304,7 @@ def _object_call(spots: _Spots) -> tuple[CallSyntax, int] | None:
 
 
 def _literal_call(spots: _Spots) -> tuple[CallSyntax, int] | None:
-    """A call as f(a="x", b=1) or f{a:"x",b:1}, and where it ends."""
+    """The syntax of a call like f(a="x", b=1) or f{a:"x",b:1}, and the end of the call."""
     text, start, name_at, name_end, key_at = spots
     if key_at != name_end + 1 or text[name_end] not in "({":
         return None
@@ -316,7 +316,7 @@ def _literal_call(spots: _Spots) -> tuple[CallSyntax, int] | None:
 
 
 def _tagged_call(spots: _Spots) -> tuple[CallSyntax, int] | None:
-    """A call with a tag for each argument, and where it ends."""
+    """The syntax of a call with a tag for each argument, and the end of the call."""
     text, start, name_at, name_end, key_at = spots
     value_at = text.find(_VALUES[0][0], key_at)
     value_end = value_at + len(_VALUES[0][0])
@@ -349,7 +349,7 @@ def _tagged_call(spots: _Spots) -> tuple[CallSyntax, int] | None:
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at a place, and its end; None and the place itself if there is none."""
+    """The JSON value at a place, and its end; None and the place if there is no value."""
     try:
         return json.JSONDecoder().raw_decode(text, at)
     except ValueError:
@@ -363,7 +363,7 @@ def _placed(text: str) -> str:
 
 
 _JSON_CALL = CallSyntax("json", head='{"name": "', middle='", "arguments": ', tail="}")
-# Templates that are shown tools, but write no calls of earlier messages.
+# Templates that show tools to the model, but do not render earlier calls.
 _KNOWN_CALLS = {
     **dict.fromkeys(
         ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ["),  # LFM2

@@ -18,7 +18,7 @@ def json_text(value: object) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as it is between the quotes of JSON."""
+    """A text, escaped for a JSON string, without the quotes."""
     return json_text(text)[1:-1]
 
 
@@ -52,7 +52,7 @@ def _types(found: object, root: Mapping[str, Any], depth: int) -> set[str]:
 
 
 def json_of(text: str, types: set[str]) -> str:
-    """The JSON of a value that was written without quotes."""
+    """The JSON of a value that the model wrote without quotes."""
     source = text.strip()
     value = value_of(source)
     if isinstance(value, str):
@@ -68,7 +68,7 @@ def _types_of(value: object) -> set[str]:
 
 
 def value_of(source: str) -> Any:
-    """The value of JSON, or of a Python literal; the source itself if it is neither."""
+    """The value of a JSON text or Python literal; `source` if it is neither."""
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(source)
@@ -82,7 +82,7 @@ def value_of(source: str) -> Any:
 
 
 def nested_value(text: str, parameter: ParameterSyntax) -> Any:
-    """The value of tags in tags, as MiniMax-M3 writes lists (of <item>) and objects."""
+    """The value of nested tags, as in MiniMax-M3's lists (of <item>) and objects."""
     begin, close = re.escape(parameter.begin.strip()), re.escape(parameter.string_middle.strip())
     stack: list[tuple[str, list[tuple[str, Any]], str]] = [("", [], "")]
     _, *pieces = re.split(f"{begin}(/?)(.*?){close}", text, flags=re.DOTALL)
@@ -103,7 +103,7 @@ def _collected(members: list[tuple[str, Any]]) -> Any:
 
 
 def object_text(text: str) -> str:
-    """The arguments as an object; models also write them as a text that contains it."""
+    """The JSON of the arguments; unwraps a JSON string that contains the object."""
     if text.startswith('"'):
         inside = decoded(text[1:-1])
         return inside if inside.lstrip().startswith("{") else "{}"
@@ -116,7 +116,7 @@ _STRINGS_AND_MARKS = re.compile(r'"(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*("?)|[]
 def sent_arguments(text: str) -> str:
     """The arguments of an earlier call as JSON text of an object, for chat templates.
 
-    Those that were cut off are closed; what is no object is the value of one.
+    Completes arguments that were cut off; puts a text that is no object into one.
     """
     if text.strip() in ("", "null"):
         return "{}"
@@ -131,7 +131,7 @@ def sent_arguments(text: str) -> str:
 
 
 def _closed(text: str) -> Iterator[str]:
-    """JSON that was cut off, with the ends that it lacks: at its end, and after its last value."""
+    """Completions of JSON that was cut off: closed at its end, and closed after its last value."""
     closers: list[str] = []
     end, cut, quote = len(text), 0, ""
     for found in _STRINGS_AND_MARKS.finditer(text):
