@@ -38,7 +38,7 @@ def test_without_the_extra_it_says_what_to_install(
         (["--draft", "d.gguf"], "--draft needs --target"),
         (["--api-key", ""], "is empty"),
         (["--api-key-file", "/nowhere/keys"], "the file of keys /nowhere/keys cannot be read"),
-        (["--api-key-file", "/dev/null"], "is empty; write one key a line"),
+        (["--api-key-file", "/dev/null"], "is empty; write one key per line"),
         (["--chat-template-file", "/nowhere/c.jinja"], "the file /nowhere/c.jinja cannot be read"),
         (["--top-p", "2"], "--top-p"),
         (["--mirostat", "2"], "--mirostat is not supported"),
