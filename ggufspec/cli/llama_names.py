@@ -75,7 +75,7 @@ VARIABLES = {
 
 
 class Option(click.Option):
-    """An option that also has llama.cpp's names and variable; its own names come first."""
+    """An option that also has llama.cpp's names and variable; its own variable has priority."""
 
     def __init__(self, param_decls: list[str], **settings: object) -> None:
         names = [name for name in param_decls if name.startswith("-")]
