@@ -5,7 +5,7 @@
     with ggufspec.load(target="large.gguf", draft="small.gguf") as engine:
         print(engine.generate("Once upon a time", max_tokens=100).text)
 
-The public names are those in __all__. They are imported at their first use.
+`__all__` lists the public names. Each is imported when it is first used.
 """
 
 from __future__ import annotations

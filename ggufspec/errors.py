@@ -36,7 +36,7 @@ class PromptError(GgufspecError, ValueError):
 
 
 class PromptTooLongError(PromptError):
-    """The prompt has `n_prompt` tokens; a context of `n_ctx` has no room for it and a text."""
+    """A context of `n_ctx` tokens is too small for `n_prompt` prompt tokens and a text."""
 
     def __init__(self, message: str, n_prompt: int, n_ctx: int) -> None:
         super().__init__(message)
@@ -44,11 +44,11 @@ class PromptTooLongError(PromptError):
 
 
 class ModelError(GgufspecError):
-    """A file is missing, damaged, or not a model that writes text."""
+    """A model file is missing or damaged, or is not a text-generation model."""
 
 
 class VocabError(ModelError):
-    """Target and draft have no token in common."""
+    """The vocabularies of target and draft have no token in common."""
 
 
 class OutOfMemoryError(GgufspecError):
@@ -60,11 +60,11 @@ class DecodeError(GgufspecError):
 
 
 class ConstraintError(DecodeError):
-    """A text cannot be continued as its grammar, schema or regular expression demands."""
+    """No continuation of a text satisfies its grammar, schema or regular expression."""
 
 
 class NoRoomError(DecodeError):
-    """A text has more tokens of the draft than its context; a drafter then ends its draft."""
+    """A text does not fit into the draft model's context; the drafter then ends its draft."""
 
 
 class DownloadError(GgufspecError):
@@ -80,11 +80,11 @@ class RpcError(GgufspecError):
 
 
 class SessionError(GgufspecError):
-    """A saved session is missing, damaged, or of another model, type of cache or version."""
+    """A saved session is missing, damaged, or made with another model, cache type or version."""
 
 
 class LibraryError(GgufspecError, ImportError):
-    """llama.cpp's library cannot be loaded: it, or one that it needs, is missing."""
+    """llama.cpp's library cannot be loaded: it or one of its dependencies is missing."""
 
 
 class CacheError(GgufspecError):
@@ -92,4 +92,4 @@ class CacheError(GgufspecError):
 
 
 class ClosedError(GgufspecError):
-    """Something was used after it was closed."""
+    """An engine, model or other object was used after it was closed."""

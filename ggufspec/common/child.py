@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 
-SECONDS = 60.0  # until the child is ended; it starts an interpreter and loads libllama
+SECONDS = 60.0  # time limit of a child; it has to start an interpreter and load libllama
 
 
 def call(module: str, function: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Call `module.function(*arguments)` with the import path of this process.
+    """Call `module.function(*arguments)` in a child that has the import path of this process.
 
-    Raises OSError where no process can be started, subprocess.TimeoutExpired after SECONDS.
+    Returns the child's exit status and output. Raises OSError if no process can be started,
+    subprocess.TimeoutExpired after SECONDS.
     """
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; "

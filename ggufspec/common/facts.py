@@ -1,4 +1,4 @@
-"""Settings and other facts as plain JSON, and what differs between two sets of them."""
+"""Converts settings and other facts to plain JSON, and lists differences between two sets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_N_SHOWN = 60  # characters of a value
+_N_SHOWN = 60  # longest value shown, in characters
 
 
 def plain(value: object) -> Any:
-    """The value as JSON can hold it: no infinite numbers, no surrogates."""
+    """The value in a form that JSON can hold: without infinite numbers and surrogates."""
     if isinstance(value, Mapping):
         return {str(plain(str(name))): plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -25,12 +25,12 @@ def plain(value: object) -> Any:
 
 
 def counted(n: int, what: str) -> str:
-    """Such as "1 token" and "2 tokens"."""
+    """The number with its noun, such as "1 token" or "2 tokens"."""
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The JSON object that a text is; None for any other text."""
+    """The JSON object in a text; None if the text is not exactly one JSON object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -39,7 +39,7 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between two JSON objects, such as 'n_tokens was 64, is 96'."""
+    """One line per value that differs between two JSON objects: 'n_tokens was 64, is 96'."""
     then, now = dict(_flat(before)), dict(_flat(after))
     for name in dict.fromkeys([*then, *now]):
         old, new = (
@@ -51,7 +51,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
 
 
 def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values with their path as name."""
+    """Each innermost value with its path, such as ("sampling.top_k", 40)."""
     for name, value in facts.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{above}{name}.")

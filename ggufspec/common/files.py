@@ -25,7 +25,8 @@ if sys.platform != "win32":
 
 CACHE_VARIABLE = "GGUFSPEC_CACHE"
 
-# By platform and purpose: a variable of the environment, and the folder without it, below home.
+# (platform, purpose): the environment variable that names the folder, and the folder in the home
+# folder that is used without it.
 _FOLDERS = {
     ("win32", "cache"): ("LOCALAPPDATA", "AppData/Local"),
     ("win32", "config"): ("APPDATA", "AppData/Roaming"),
@@ -34,11 +35,11 @@ _FOLDERS = {
 }
 _XDG_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "config": ("XDG_CONFIG_HOME", ".config")}
 _SUFFIX = ".ggufspec-tmp"
-_BLOCK = 2**16  # bytes of a fingerprint's blocks
+_BLOCK = 2**16  # bytes of each block in a fingerprint
 
 
 class _Place(NamedTuple):
-    """What error messages call a folder, and how to choose another one."""
+    """Text of error messages: a folder's name, and how to choose another folder."""
 
     name: str
     other: str
@@ -52,7 +53,7 @@ USER_FOLDER = _Place("the folder", "name a file elsewhere")
 
 
 def default_cache_dir() -> Path:
-    """The folder for files that can be made again: `$GGUFSPEC_CACHE`, or the platform's own.
+    """The folder for files that can be made again: `$GGUFSPEC_CACHE` or the platform's default.
 
     Raises CacheError if the variable is not set and there is no home folder.
     """
@@ -68,15 +69,15 @@ def default_cache_dir() -> Path:
 
 
 def platform_folder(purpose: str) -> Path:
-    """The user's folder for "cache" or "config". Raises RuntimeError where there is no home."""
-    # platformdirs would take a relative XDG_CACHE_HOME, and a folder named ~ without a home.
+    """The user's folder for "cache" or "config". Raises RuntimeError without a home folder."""
+    # platformdirs would accept a relative XDG_CACHE_HOME, and use a folder "~" without a home.
     variable, usual = _FOLDERS.get((sys.platform, purpose)) or _XDG_FOLDERS[purpose]
     chosen = Path(os.environ.get(variable, ""))
     return chosen if chosen.is_absolute() else Path.home() / usual
 
 
 def is_stream(path: Path) -> bool:
-    """Whether the path is a terminal, a pipe or a device such as /dev/null, so not replaceable."""
+    """Whether the path is a terminal, pipe or device such as /dev/null: it cannot be replaced."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -91,9 +92,9 @@ def write_whole(
     progress: Progress | None = None,
     place: _Place = _CACHE,
 ) -> None:
-    """Write `chunks`, `n_bytes` in all, to `path`: afterwards it is whole, or as it was before.
+    """Write `chunks`, `n_bytes` in total, to `path`; on failure the old file is unchanged.
 
-    See `whole_file`. Raises CacheError if the folder or the disk does not take it.
+    See `whole_file`. Raises CacheError if the file cannot be written.
     """
     with whole_file(path, n_bytes, place) as file:
         n_done = 0
@@ -107,9 +108,10 @@ def write_whole(
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder for one use, which is removed even if a signal comes while it is made.
+    """A new folder, removed at the end of the block.
 
-    `tempfile.TemporaryDirectory` knows its folder only afterwards.
+    It is removed even if a signal arrives while it is created, which
+    `tempfile.TemporaryDirectory` does not ensure.
     """
     folder = Path(tempfile.gettempdir(), prefix + secrets.token_hex(8))
     try:
@@ -121,17 +123,17 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_file(path: Path, n_bytes: int = 0, place: _Place = USER_FOLDER) -> Iterator[FileIO]:
-    """A temporary file beside `path`, which replaces it at the end of the block.
+    """A temporary file beside `path`, which replaces `path` at the end of the block.
 
-    n_bytes: what it needs at least. It is synced to the disk and then renamed. It is removed on any
-    failure; the next call removes what killed runs have left behind. Several processes may write at
-    once. Raises CacheError if the folder or the disk does not take it.
+    `n_bytes`: the free space that it needs at least. The temporary file is synced to the disk, then
+    renamed; on failure it is removed. Each call also removes temporary files of killed processes.
+    Several processes may write at once. Raises CacheError if the file cannot be written.
     """
     with _explained(path, n_bytes, place):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path.parent)
         n_free = free_bytes(path.parent)
-        if n_free is not None and n_free < n_bytes:  # now rather than after gigabytes
+        if n_free is not None and n_free < n_bytes:  # fail before gigabytes are written
             raise OSError(errno.ENOSPC, "not enough space")
         file, temporary = _open_temporary(path)
     try:
@@ -149,16 +151,16 @@ def whole_file(path: Path, n_bytes: int = 0, place: _Place = USER_FOLDER) -> Ite
 
 
 def write_all(file: FileIO, chunk: bytes | memoryview) -> None:
-    """Write a chunk in full: a nearly full disk takes only a part at first. Raises OSError."""
+    """Write a whole chunk; one `write` may write only a part. Raises OSError."""
     rest = memoryview(chunk)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file that the user has named: whole, or as it was before. Raises CacheError.
+    """Write a file that the user has named; on failure the old file is unchanged.
 
-    A device or a pipe, such as /dev/null, is written to, not replaced.
+    A device or a pipe, such as /dev/null, is written to, not replaced. Raises CacheError.
     """
     if not is_stream(path):
         write_whole(path, len(data), [data], place=USER_FOLDER)
@@ -169,7 +171,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def disk_errors(what: str, remedy: str) -> Iterator[None]:
-    """Turns an OSError of the block into a CacheError: `what` cannot be written, and what to do."""
+    """Turn an OSError of the block into the CacheError "cannot write {what}: ...{remedy}"."""
     try:
         yield
     except OSError as error:
@@ -177,7 +179,7 @@ def disk_errors(what: str, remedy: str) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise CacheError if `write_file` could not write it: now, rather than after the work."""
+    """Raise CacheError if `write_file` could not write this file; call it before long work."""
     if is_stream(path):
         return
     with _explained(path, 0, USER_FOLDER):
@@ -187,7 +189,7 @@ def check_writable(path: Path) -> None:
 
 
 def try_to_write(path: Path, n_bytes: int = 0) -> None:
-    """Write so many bytes to a temporary file beside `path`. Raises OSError."""
+    """Write `n_bytes` zero bytes to a temporary file beside `path`. Raises OSError."""
     file, temporary = _open_temporary(path)
     try:
         with file:
@@ -197,9 +199,9 @@ def try_to_write(path: Path, n_bytes: int = 0) -> None:
 
 
 def fingerprint_of(paths: Iterable[Path], n_blocks: int = 2) -> str:
-    """A hash of the sizes of files, and of blocks from the start of each to its end.
+    """A hash of each file's size and of `n_blocks` blocks, evenly spaced from start to end.
 
-    Fast at any size. Raises OSError.
+    Fast for files of any size. Raises OSError.
     """
     digest = hashlib.sha256()
     for path in paths:
@@ -213,7 +215,7 @@ def fingerprint_of(paths: Iterable[Path], n_blocks: int = 2) -> str:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Room on the disk of a folder, which need not exist yet; None: unknown."""
+    """Free bytes on the disk of a folder, which need not exist yet; None: unknown."""
     for place in (folder, *folder.parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free
@@ -228,16 +230,16 @@ def format_bytes(n_bytes: int) -> str:
 
 @contextlib.contextmanager
 def _explained(path: Path, n_bytes: int, place: _Place) -> Iterator[None]:
-    """Turns an OSError of the block into a CacheError that says what to do.
+    """Turn an OSError of the block into a CacheError that says what to do.
 
-    It goes around calls of the operating system only, never around a callback, whose own OSError
-    (such as a closed terminal) has nothing to do with the disk.
+    Wrap system calls only, never a callback: its OSError (such as a closed terminal) is not an
+    error of the disk.
     """
     try:
         yield
     except OSError as error:
         folder, reason = path.parent, error.strerror or str(error)
-        if os.path.isfile(folder):  # pathlib's would raise where a parent cannot be read
+        if os.path.isfile(folder):  # Path.is_file would raise if a parent cannot be read
             reason = "it is a file, not a folder"
         n_free = free_bytes(folder)
         free = "an unknown amount is" if n_free is None else f"{format_bytes(n_free)} are"
@@ -249,23 +251,23 @@ def _explained(path: Path, n_bytes: int, place: _Place) -> Iterator[None]:
 
 
 def _open_temporary(path: Path) -> tuple[FileIO, Path]:
-    """A new file beside `path`, locked while it is open: the sign that its run is alive."""
+    """A new file beside `path`; its lock tells other processes that this one still writes it."""
     while True:
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_SUFFIX}")
         file = FileIO(temporary, "x")
         if sys.platform == "win32":
             return file, temporary  # an open file cannot be deleted there: no lock is needed
-        with contextlib.suppress(OSError):  # a file system without locks: nothing to do
+        with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         if temporary.exists():
             return file, temporary
-        file.close()  # another run cleaned it away between its creation and its lock
+        file.close()  # another process removed it between creation and lock
 
 
 def _remove_leftovers(folder: Path) -> None:
     for leftover in folder.glob(f"*{_SUFFIX}"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            if sys.platform != "win32":  # fails if another run is writing this file
+            if sys.platform != "win32":  # the lock fails if another process writes this file
                 file = stack.enter_context(FileIO(leftover, "r+"))
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             leftover.unlink()

@@ -1,4 +1,4 @@
-"""A child process that answers requests in lines of JSON, and ends where one exceeds a limit."""
+"""A child process that answers JSON requests and is ended if a request exceeds a limit."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError
 
-_READY = b"ready\n"  # what the process writes to stderr before it closes it
+_READY = b"ready\n"  # written to stderr by the child once it can answer
 _STACK_BYTES = 64 * 1024 * 1024
 _WALL_FACTOR = 4  # a busy machine may give the process a quarter of a core
-_EXIT_TIME = 1  # the status that faulthandler ends a process with
+_EXIT_TIME = 1  # exit status of a process that faulthandler ends
 
 
 class LimitExceededError(Exception):
-    """A request took too much time or memory, or crashed the process; it names which."""
+    """A request took too much time or memory, or crashed the process; the message says which."""
 
 
 class LimitedProcess:
-    """A process that is started when it is needed, and again after a limit ended it.
+    """A process that is started at the first request, and again after a limit has ended it.
 
-    May be used from several threads, one at a time, and in a forked process.
+    Several threads may use it, one at a time; a forked process starts one of its own.
     """
 
     def __init__(self, module: str) -> None:
-        """`module`: its function `main` calls `answer_requests`."""
+        """`module`: a module whose function `main` calls `answer_requests`."""
         self._module = module
-        self._locks: dict[int, threading.Lock] = {}  # by process: a fork may copy one that is held
+        self._locks: dict[int, threading.Lock] = {}  # per pid: a fork may copy a lock that is held
         self._process: subprocess.Popen[bytes] | None = None
-        self._pid = 0  # of the process that started it
+        self._pid = 0  # process that started `_process`
         self._end: Callable[[], object] = lambda: None
 
     def ask(self, request: Any, *, seconds: float) -> Any:
-        """The answer to a request. `seconds`: of processor time.
+        """The answer to a request, after at most `seconds` of processor time.
 
-        Raises LimitExceededError; TypeError, ValueError or RecursionError for what is not JSON;
-        GgufspecError if the process does not start.
+        Raises LimitExceededError; TypeError, ValueError or RecursionError if the request is not
+        JSON; GgufspecError if the process does not start.
         """
         data = json.dumps([seconds, request]).encode() + b"\n"
         with self._locks.setdefault(os.getpid(), threading.Lock()):
-            if self._pid != os.getpid():  # never, or before a fork
+            if self._pid != os.getpid():  # not started, or started before a fork
                 self._process, self._pid = None, os.getpid()
             process = self._running()
             assert process.stdin is not None
@@ -59,9 +59,9 @@ class LimitedProcess:
                 if (reply := process.stdout.readline()).endswith(b"\n"):
                     return json.loads(reply)
             except (OSError, ValueError):
-                pass  # it has ended, or was closed
+                pass  # the process has ended, or was closed
             except BaseException:
-                self._end()  # interrupted: the next reply would be that of this request
+                self._end()  # interrupted: else the next request would read this one's reply
                 raise
             status = process.wait()
             self._end()
@@ -71,7 +71,7 @@ class LimitedProcess:
         )
 
     def close(self) -> None:
-        """End the process. Closing twice is fine; a later request starts it again."""
+        """End the process; a later request starts it again. May be called twice."""
         self._end()
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -127,7 +127,7 @@ def _answer_requests(answer: Callable[[Any], Any]) -> None:
     timer = getattr(signal, "ITIMER_PROF", 0)
     for line in sys.stdin.buffer:
         seconds, request = json.loads(line)
-        # Both end the process even inside native code.
+        # Both timers end the process even inside native code.
         set_timer(timer, seconds)
         faulthandler.dump_traceback_later(_WALL_FACTOR * seconds, exit=True)
         try:
@@ -145,5 +145,5 @@ def _end(process: subprocess.Popen[bytes], pid: int) -> None:
         process.kill()
         process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
-        with suppress(OSError):  # a request that was not written
+        with suppress(OSError):  # closing flushes a request that was not written
             pipe.close()  # type: ignore[union-attr]

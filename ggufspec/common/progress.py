@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Progress = Callable[[int, int], None]  # (done, of), in units of the work
-NamedProgress = Callable[[str, int, int], None]  # (what is being done, done, of)
+Progress = Callable[[int, int], None]  # (n_done, n_total), in units of the work
+NamedProgress = Callable[[str, int, int], None]  # (name of the step, n_done, n_total)

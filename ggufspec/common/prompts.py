@@ -1,4 +1,4 @@
-"""Reads files of prompts: bytes in, one Prompt for each line or paragraph out."""
+"""Parses prompt files: bytes in, one Prompt for each line or paragraph out."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _FORMS = {
     "turns": 'a list of texts "turns"',
     "messages": 'a list "messages"',
 }
-TEXTS = ("prompt", "turns")  # the forms without conversations
+TEXTS = ("prompt", "turns")  # all forms but "messages"
 _ID_NAMES = ("question_id", "id")
 _MESSAGE_FORM = 'give a list of {"role": ..., "content": ...} with texts'
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt; the first of a file has `index` 0.
+    """A prompt; the first prompt of a file has `index` 0.
 
-    `kind`: "prompt" (one text, in `turns`), "turns" (what the user says, each turn after the answer
-    to the one before) or "messages" (a conversation to continue). `id`: as the file has it, under
-    the name `id_name`. `system`: the system message.
+    `kind`: "prompt" (`turns` has one text), "turns" (user messages, each sent after the answer to
+    the previous one) or "messages" (a conversation to continue). `id`: the value that the file has
+    under the name `id_name`. `system`: the system message.
     """
 
     index: int = 0
@@ -42,7 +42,7 @@ class Prompt:
 
     @property
     def name(self) -> str:
-        """Unique among the prompts of a file: the id, or else the number, from 1."""
+        """The id, or else the number counted from 1; unique in a file."""
         return str(self.index + 1 if self.id is None else self.id)
 
     @staticmethod
@@ -55,9 +55,9 @@ class Prompt:
 def parse_prompts(data: bytes, where: str, forms: Sequence[str] = tuple(_FORMS)) -> list[Prompt]:
     """The prompts in a file's bytes, at least one. `where` names the file in errors.
 
-    JSON lines, each with one of `forms` ("turns" as in Spec-Bench and MT-bench) and, optionally,
-    "question_id" or "id", and "category". Or plain text: a prompt for each paragraph if there is an
-    empty line, else for each line. Raises PromptError.
+    The file has JSON lines, each with one of `forms` ("turns" as in Spec-Bench and MT-bench) and,
+    optionally, "question_id" or "id", and "category"; or plain text, with one prompt per paragraph
+    if it has an empty line, else one prompt per line. Raises PromptError.
     """
     lines = _Lines(where, forms)
     text = decoded(data, where)
@@ -70,8 +70,8 @@ def parse_prompts(data: bytes, where: str, forms: Sequence[str] = tuple(_FORMS))
     for prompt in prompts:
         if (earlier := first.setdefault(prompt.name, prompt.index)) != prompt.index:
             raise PromptError(
-                f"{where} has {prompt.id_name} {prompt.name} twice, for its prompts {earlier + 1} "
-                f"and {prompt.index + 1}; give each its own, or none"
+                f"{where} has {prompt.id_name} {prompt.name} twice, for prompts {earlier + 1} and "
+                f"{prompt.index + 1}; give each prompt a different one, or none"
             )
     return prompts
 
@@ -83,7 +83,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
 
 
 def decoded(data: bytes, where: str) -> str:
-    """The text of a file without a byte order mark. Raises PromptError if it is not UTF-8."""
+    """A file's text without its byte order mark. Raises PromptError if it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -94,7 +94,7 @@ def decoded(data: bytes, where: str) -> str:
 
 
 class _Lines:
-    """Parses the text of one file; holds what error messages name."""
+    """Parses the text of one file; keeps the file's name and accepted forms for errors."""
 
     def __init__(self, where: str, forms: Sequence[str]) -> None:
         self._where = where

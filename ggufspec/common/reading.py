@@ -1,4 +1,4 @@
-"""Reads the files that a user names, with errors that name them."""
+"""Reads files that a user names; error messages say which file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import BinaryIO
 
 from ggufspec.errors import GgufspecError, PromptError
 
-MOST_BYTES = 2**30  # of a file that is read; an endless one is refused
-PIPE_SECONDS = 5.0  # to wait until a program opens a named pipe to write to it
+MOST_BYTES = 2**30  # largest file that is read: an endless one must be refused
+PIPE_SECONDS = 5.0  # time to wait for a program to write to a named pipe
 
 
 def read_file(path: Path, what: str, failure: type[GgufspecError]) -> bytes:
-    """The bytes of a file or pipe, or of stdin for "-". Raises `failure`, which names `what`.
+    """The bytes of a file or pipe, or of stdin for "-".
 
-    A named pipe that no program writes to is refused after PIPE_SECONDS.
+    Raises `failure` with a message that begins with `what`, also for a named pipe that no program
+    writes to within PIPE_SECONDS.
     """
     data = bytearray()
     try:
@@ -46,7 +47,7 @@ def read_prompt_file(path: Path) -> bytes:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a file to read it, also a named pipe that no program writes to."""
+    """Open a file for reading; does not block on a named pipe that no program writes to."""
     if not path.is_fifo():
         return path.open("rb")
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Ends a process in order when it is asked to terminate."""
+"""Cleans up when a process is asked to terminate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Within the block, SIGTERM raises SystemExit, so that what it started is cleaned up."""
+    """Within the block, SIGTERM raises SystemExit, so that `finally` blocks run."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

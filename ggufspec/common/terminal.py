@@ -1,4 +1,4 @@
-"""Shows control characters escaped, so that no text of a model or a file controls a terminal."""
+"""Escapes control characters, so that text of a model or a file cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTROL = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text with control characters but newline and tab as escapes, such as \\x1b."""
+    """The text with control characters, except newline and tab, as escapes such as \\x1b."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 

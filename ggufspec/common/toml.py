@@ -17,5 +17,5 @@ parse_toml: Callable[[str], dict[str, Any]] = tomllib.loads
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a file of this package."""
+    """The parsed content of a TOML file of this package."""
     return parse_toml(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Checks argument values: each function returns the value with its type, or raises OptionError."""
+"""Checks argument values: each function returns the typed value or raises OptionError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ggufspec.errors import OptionError
 
 
 def number(name: str, value: object) -> float:
-    """A real number, also of numpy, as a float."""
+    """A real number, also a numpy scalar, as a float."""
     try:
         if isinstance(value, (str, bytes, bool)):
             raise TypeError
@@ -24,7 +24,7 @@ def number(name: str, value: object) -> float:
 
 
 def number32(name: str, value: object) -> float:
-    """A number that a 32-bit float can hold: neither rounded to 0 nor to infinity."""
+    """A number that a 32-bit float does not round to 0 or to infinity."""
     found = number(name, value)
     try:
         (kept,) = struct.unpack("<f", struct.pack("<f", found))
@@ -36,7 +36,7 @@ def number32(name: str, value: object) -> float:
 
 
 def whole(name: str, value: object) -> int:
-    """An integer, also of numpy, as an int."""
+    """An integer, also a numpy scalar, as an int."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -75,21 +75,21 @@ def path(name: str, value: object) -> Path:
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """A list of texts; a single text is not one."""
+    """A list of texts; a single text is refused."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise OptionError(f"{name} is {value!r}; it must be a list of texts")
     return tuple(text(f"an entry of {name}", entry) for entry in value)
 
 
 def tokens(name: str, value: object) -> tuple[int, ...]:
-    """Token ids; None: there are none."""
+    """A tuple of token ids; empty for None."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, (Iterable, NoneType)):
         raise OptionError(f"{name} is {value!r}; it must be a list of token ids")
     return tuple(whole(f"a token of {name}", token) for token in (() if value is None else value))
 
 
 def shares(name: str, value: object) -> tuple[float, ...]:
-    """Shares of a whole: numbers of at least 0, not all 0; may be empty."""
+    """Relative shares: numbers of at least 0 with a sum above 0; may be empty."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise OptionError(f"{name} is {value!r}; it must be a list of numbers")
     found = tuple(number(f"a share of {name}", each) for each in value)
@@ -99,7 +99,7 @@ def shares(name: str, value: object) -> tuple[float, ...]:
 
 
 def biases(name: str, value: object) -> dict[int, float]:
-    """A number for each of some token ids."""
+    """A mapping from token ids to numbers."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{name} is {value!r}; it must map token ids to numbers")
     found = {

@@ -11,11 +11,12 @@ from time import perf_counter
 from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored, TargetSession, Uniforms, Verify
 
-Steps = Generator[Ask | Round, Scored | None, None]  # an Ask, which is answered, then its Round
+# Yields an Ask, takes a Scored as its answer, then yields the Round.
+Steps = Generator[Ask | Round, Scored | None, None]
 
 
 def timed(session: TargetSession, ask: Ask) -> Scored:
-    """Answer an Ask with a pass of its own."""
+    """Answer an Ask with a separate pass, and time it."""
     start = perf_counter()
     logits = session.score(ask.tokens, ask.draft, ask.parents)
     return Scored(logits, perf_counter() - start)
@@ -32,12 +33,12 @@ def speculate(
     n_end: int,
     stop_tokens: Collection[int] = (),
 ) -> Steps:
-    """Continue `tokens` in place, yielding each Round, until `n_end` of them or a stop token.
+    """Append tokens to `tokens`, one Round after another, until `n_end` tokens or a stop token.
 
-    Before each Round it yields an Ask, to be answered by `send(Scored(...))`: so the caller can
-    put several texts into one pass. `uniforms(n)` returns n fresh uniforms; a round drafts at most
+    Yields an Ask before each Round; the caller answers it with `send(Scored(...))`, so it can put
+    several texts into one pass. `uniforms(n)` returns n fresh uniforms; a round drafts at most
     `n_draft` tokens. With a lossless rule the tokens have exactly the target's distribution under
-    `sampling`. A text that a constraint ends needs no stop token. The caller may stop after any
+    `sampling`. A constraint may end the text without a stop token. The caller may stop after any
     round: there is nothing to clean up.
     """
     ends = frozenset(stop_tokens)
@@ -45,7 +46,7 @@ def speculate(
     rows: Rows | None = None  # (n_draft + 1, n_vocab), reused every round
     while len(tokens) < n_end:
         start = perf_counter()
-        # A round adds one token more than it drafts: do not draft what could not be used.
+        # A round adds the accepted tokens and one more; a longer draft could not be used.
         draft = drafter.draft(tokens, min(n_draft, n_end - len(tokens) - 1))
         draft_seconds = perf_counter() - start
         answer = yield Ask(tokens, draft.tokens, draft.parents)
@@ -63,10 +64,10 @@ def speculate(
         if stops:
             del added[next(i for i, token in enumerate(added, 1) if token in ends) :]
             if constraint is not None and added[1:] and constraint.is_over([*tokens, *added[:-1]]):
-                del added[-1]  # as without a draft, where the text has ended before it
+                del added[-1]  # without a draft, the text would have ended before this token
         elif verdict.next_token < 0:
             if constraint is not None:
-                constraint.masks([*tokens, *added[:-1]])  # raises the reason, if it knows one
+                constraint.masks([*tokens, *added[:-1]])  # may raise a more specific error
             raise unusable("no token is allowed after an accepted draft", sampling)
         tokens.extend(added)
         yield Round(

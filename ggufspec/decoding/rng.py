@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 
-# Imported here, not at its first use: a Ctrl-C during the import of compiled code may be lost.
+# Not imported lazily: a Ctrl-C during the import of compiled code may be lost.
 from numpy.random import Generator, SeedSequence, default_rng
 
 from ggufspec.decoding.types import Uniforms
@@ -12,28 +12,28 @@ from ggufspec.decoding.types import Uniforms
 _N_AHEAD = 4096
 
 
-Stream = Callable[[int], Uniforms]  # returns so many fresh uniforms
+Stream = Callable[[int], Uniforms]  # stream(n) returns n fresh uniforms
 
 
 def uniform_streams(seed: int, *, first: int = 0) -> tuple[Stream, Stream]:
     """Two independent streams of uniforms in [0, 1): for verification, and for the draft.
 
-    `first`: how many streams of the seed come before them.
+    `first`: number of streams of this seed to skip.
     """
     parts = SeedSequence(seed).spawn(first + 2)
     return _drawn_ahead(default_rng(parts[first])), _drawn_ahead(default_rng(parts[first + 1]))
 
 
 def stage_streams(seed: int) -> tuple[Stream, Stream]:
-    """Two further ones: for the verification by the draft model, and for the draft of the draft."""
+    """The next two streams: for verification by the draft model, and for the draft's own draft."""
     return uniform_streams(seed, first=2)
 
 
 def by_position(stream: Stream, tokens: Sized) -> Stream:
-    """The uniforms of a text by place: for its token i, always the same one.
+    """A stream that gives token i of a text always the same uniform.
 
-    `tokens`: the text, which grows. Only for rules that read no uniform behind a rejected token,
-    else the next round would read it again.
+    `tokens`: the growing text. Only for rules that read no uniform after a rejected token: the next
+    round would read the same uniform again.
     """
     drawn: list[float] = []
     n_before = len(tokens)
@@ -47,7 +47,7 @@ def by_position(stream: Stream, tokens: Sized) -> Stream:
 
 
 def _drawn_ahead(generator: Generator) -> Stream:
-    """Uniforms drawn ahead: a call of the generator takes longer than the numbers themselves."""
+    """A stream that draws many uniforms at once: one call costs more than the numbers do."""
     stored: list[float] = []
     n_used = 0
 

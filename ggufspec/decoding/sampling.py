@@ -12,7 +12,7 @@ from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Draft, Logits, Masks, Probs, token_array
 from ggufspec.errors import DecodeError
 
-Rows = _native.Rows  # distributions in the extension; numpy.asarray gives (n, n_vocab)
+Rows = _native.Rows  # distributions in the extension; numpy.asarray(rows) is (n, n_vocab)
 
 
 def to_probs(
@@ -24,10 +24,10 @@ def to_probs(
     *,
     out: Rows | None = None,
 ) -> Rows:
-    """The distributions (n_draft + 1, n_vocab) after `tokens`, then after each of `draft`.
+    """The distributions (n_draft + 1, n_vocab) after `tokens`, then after each token of `draft`.
 
-    `parents`: the draft is a tree, see Draft. Written into `out` if given. They are evaluated when
-    they are read, from the logits in place: valid as long as these are.
+    `parents`: the draft is a tree, see Draft. `out`: reused for the result. Rows are evaluated when
+    they are read, from `logits` without a copy: they are valid as long as `logits` is.
     Raises DecodeError for a row without any finite logit: damaged weights or a broken backend.
     """
     rows = Rows(len(logits), logits.shape[1]) if out is None else out
@@ -59,7 +59,7 @@ def draw(
 
 
 def as_rows(probs: Probs) -> Rows:
-    """The same distributions for the extension; an array holds weights to normalise."""
+    """The distributions as Rows; the rows of an array are normalised."""
     if isinstance(probs, Rows):
         return probs
     weights = np.ascontiguousarray(probs, np.float32)
@@ -71,11 +71,10 @@ def as_rows(probs: Probs) -> Rows:
 def expected_lengths(
     draft: Draft, target_probs: Probs, horizon: int, temperatures: Sequence[float]
 ) -> list[float]:
-    """How many of the first `horizon` tokens block verification would accept, on average, if the
-    draft had been drawn at each of these temperatures.
+    """For each temperature, the expected number of accepted tokens of a draft drawn at it.
 
-    Estimated from the tokens that were drawn; too low for temperatures far from theirs. `draft`
-    needs its probs.
+    Counts the first `horizon` tokens, under block verification. An estimate from the tokens that
+    were drawn: too low for temperatures far from theirs. Raises ValueError without `draft.probs`.
     """
     if draft.probs is None:
         raise ValueError("expected_lengths: a draft without probs has no other temperatures")

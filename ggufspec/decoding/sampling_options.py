@@ -1,4 +1,4 @@
-"""The sampling options: the default, the range and the help text of each; their checks."""
+"""The sampling options: default, range, help text and check of each."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ggufspec import _native
 from ggufspec.common import defaults, validate
 from ggufspec.errors import OptionError
 
-if TYPE_CHECKING:  # without numpy, as --help reads this module
+if TYPE_CHECKING:  # --help reads this module and must not import numpy
     from ggufspec.decoding.types import Constraint
 
 INT_MAX = 2**31 - 1
-_REFUSED = {  # by how the names of the sampler and of its options begin
+_REFUSED = {  # prefix of the names of a sampler and of its options: reason
     "xtc": "it draws a random number of its own at each token",
     "mirostat": "it depends on the tokens that it drew before",
     "adaptive": "it depends on the tokens that it drew before",
     "infill": "it merges tokens by their texts",
 }
-_SAMPLER_NAMES = {  # of llama.cpp, without "-" and "_"
+_SAMPLER_NAMES = {  # llama.cpp's names without "-" and "_": name here
     **{name.replace("_", ""): name for name in defaults.SAMPLERS},
     **{"temp": "temperature", "nucleus": "top_p"},
     **dict.fromkeys(("typ", "typp", "typical"), "typical_p"),
@@ -31,7 +31,7 @@ _NATIVE = {"repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n"
 
 
 class Range(NamedTuple):
-    """The values that a number may have: finite ones, of 32 bits. `above`: `least` is excluded."""
+    """Allowed values of a number: finite and from `least` to `most`; `above` excludes `least`."""
 
     least: float | None = None
     most: float | None = None
@@ -51,7 +51,7 @@ class Range(NamedTuple):
 
 
 class NumberOption(NamedTuple):
-    """A sampling option that is a number: a whole one if its default is an int."""
+    """A numeric sampling option; whole numbers only if the default is an int."""
 
     default: float
     range: Range
@@ -77,11 +77,10 @@ def _number(default: float, allowed: Range, meaning: str) -> Any:
 class Sampling:
     """How logits become a distribution; defaults, order and meaning are llama.cpp's.
 
-    The constraint comes first, then `logit_bias`, then `samplers` in their order. The penalties
+    The constraint is applied first, then `logit_bias`, then `samplers` in order. The penalties
     (repeat, frequency, presence) and DRY depend on the text before each position, including drafted
-    tokens.
-    Temperature 0 is a one-hot distribution at the largest logit; without the sampler `temperature`,
-    the temperature is 1.
+    tokens. Temperature 0 is a one-hot distribution at the largest logit; without the sampler
+    `temperature`, the temperature is 1.
 
     Raises OptionError for values out of range, and for samplers that define no distribution.
     Source: llama.cpp's src/llama-sampler.cpp.
@@ -107,7 +106,7 @@ class Sampling:
         0.0, _ANY, "Keep tokens within this many standard deviations of the largest logit; 0: off."
     )
     repeat_last_n: int = _number(
-        64, _WINDOW, "Number of last tokens that are penalized; 0: off, -1: all."
+        64, _WINDOW, "Penalize tokens that occur among the last n; 0: off, -1: all."
     )
     repeat_penalty: float = _number(1.0, _POSITIVE, "Penalty factor for repeated tokens; 1: off.")
     presence_penalty: float = _number(0.0, _ANY, "Subtracted once from logits of repeated tokens.")
@@ -124,10 +123,9 @@ class Sampling:
     )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     samplers: Sequence[str] = defaults.SAMPLERS
-    # Each sequence breaker of DRY: a token and those that must follow it; see llama.vocab.
+    # DRY's sequence breakers: (first token, following tokens) of each; see llama.vocab.
     dry_breakers: Sequence[tuple[int, Sequence[int]]] = ()
-    # Which tokens are allowed next; applied first.
-    constraint: Constraint | None = None
+    constraint: Constraint | None = None  # which tokens are allowed next
 
     def __post_init__(self) -> None:
         for name, number in NUMBERS.items():
@@ -151,14 +149,14 @@ class Sampling:
 
     @property
     def effective_temperature(self) -> float:
-        """The temperature at which tokens are drawn; 0: only one is left, so the text is greedy."""
+        """The temperature at which tokens are drawn; 0: greedy, also if top_k is 1."""
         if "top_k" in self.samplers and self.top_k == 1:
             return 0.0
         return self.temperature if "temperature" in self.samplers else 1.0
 
     @cached_property
     def native(self) -> _native.Sampling:
-        """The same for the extension."""
+        """These options as an object of the extension."""
         return _native.Sampling(
             **{_NATIVE.get(name, name): getattr(self, name) for name in NUMBERS},
             samplers=list(self.samplers),
@@ -174,12 +172,12 @@ SAMPLING = (*NUMBERS, "logit_bias", "samplers")
 
 
 def sampler_name(name: str) -> str:
-    """The sampler that llama.cpp knows by this name, if it is supported; else the same name."""
+    """The name here of the sampler that llama.cpp calls `name`; `name` if it is not supported."""
     return _SAMPLER_NAMES.get(name.replace("-", "").replace("_", ""), name.replace("-", "_"))
 
 
 def refusal(name: str, label: str) -> str | None:
-    """Why a sampler of llama.cpp, or an option of one, is not supported; None: it is not refused.
+    """Why a sampler of llama.cpp, or an option of one, is not supported; None if it is.
 
     The text begins with `label`.
     """

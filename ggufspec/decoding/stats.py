@@ -10,10 +10,10 @@ from ggufspec.decoding.types import Round
 
 @dataclass(frozen=True)
 class Seconds:
-    """Where the time of a generation went. `prompt` comes before the others, not among them.
+    """Where the time of a generation went; the other fields do not include `prompt`.
 
-    Of passes shared with other texts, `target` has this text's share and `other` the rest. `decode`
-    is the part of draft + target inside llama_decode.
+    If passes are shared with other texts, `target` has this text's share and `other` the rest.
+    `decode` is the part of `draft + target` inside llama_decode.
     """
 
     prompt: float
@@ -30,7 +30,7 @@ class Seconds:
 
     @property
     def own(self) -> float:
-        """What was spent on this text, and not on others generated at the same time."""
+        """Time spent on this text alone, without other texts generated at the same time."""
         return self.draft + self.target + self.verify
 
 
@@ -38,12 +38,13 @@ class Seconds:
 class Stats:
     """What a generation did. Counts are of tokens, except `n_rounds`.
 
-    `drafted_by_position`: drafts with a branch of at least 1, 2 ... tokens. Without trees, these
-    are the drafted tokens; of a tree, `n_drafted` also counts the nodes beside that branch.
+    `drafted_by_position[i]`: number of drafts whose longest branch has more than i tokens. Without
+    trees, its sum is `n_drafted`; in trees, `n_drafted` also counts the nodes beside that branch.
+    `accepted_by_position[i]`: number of rounds that accepted more than i tokens.
     """
 
     n_prompt: int
-    n_prompt_reused: int  # tokens of the prompt that were in the target's KV cache already
+    n_prompt_reused: int  # prompt tokens that were already in the target's KV cache
     n_generated: int
     n_rounds: int
     n_drafted: int
@@ -62,17 +63,17 @@ class Stats:
 
     @property
     def acceptance(self) -> float:
-        """The share of drafted tokens that was accepted; 0 if nothing was drafted."""
+        """The share of drafted tokens that were accepted; 0 if nothing was drafted."""
         return _ratio(self.n_accepted, self.n_drafted)
 
     @property
     def mean_length(self) -> float:
-        """Tokens per round: per evaluation of the target."""
+        """Generated tokens per round, that is per pass of the target."""
         return _ratio(self.n_generated, self.n_rounds)
 
     @property
     def mean_depth(self) -> float:
-        """Tokens of the longest branch of a draft, on average; 0 if nothing was drafted."""
+        """Average length of a draft's longest branch; 0 if nothing was drafted."""
         return _ratio(sum(self.drafted_by_position), max(self.drafted_by_position, default=0))
 
     @property
@@ -123,7 +124,7 @@ def summarize(
 
 
 def _reach(lengths: Iterable[int], n_positions: int) -> tuple[int, ...]:
-    """How many of the lengths reach each position."""
+    """For each position i, the number of lengths above i."""
     known = list(lengths)
     return tuple(sum(length > i for length in known) for i in range(n_positions))
 

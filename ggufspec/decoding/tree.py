@@ -1,4 +1,4 @@
-"""The shape of a draft that is a tree, given by the parent of each node: see types.Draft."""
+"""Paths in a draft that is a tree; `parents[i]` is the parent of node i, -1 for the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from operator import eq
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """For each node, how many tokens its path from the text on has, itself included."""
+    """The depth of each node: 1 for a node that follows the text."""
     found: list[int] = []
     for parent in parents:
         found.append(1 if parent < 0 else found[parent] + 1)
@@ -16,13 +16,13 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def leaves(parents: Sequence[int]) -> list[int]:
-    """The nodes that no other follows, in rising order."""
+    """The nodes without children, in rising order."""
     inner = set(parents)
     return [node for node in range(len(parents)) if node not in inner]
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """The nodes from the first after the text to `node`; none for -1."""
+    """The nodes from the text to `node`, both ends of the path included; empty for -1."""
     found: list[int] = []
     while node >= 0:
         found.append(node)
@@ -31,7 +31,7 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 def path_along(parents: Sequence[int], tokens: Sequence[int], text: Sequence[int]) -> list[int]:
-    """The nodes whose tokens `text` begins with, from the first on."""
+    """The longest path whose tokens are a prefix of `text`, as nodes."""
     found: list[int] = []
     for node, parent in enumerate(parents):
         if len(found) == len(text):
@@ -42,5 +42,5 @@ def path_along(parents: Sequence[int], tokens: Sequence[int], text: Sequence[int
 
 
 def n_equal(a: Iterable[object], b: Iterable[object]) -> int:
-    """How many members at the start are equal; for arrays of tokens, types.n_same is faster."""
+    """Length of the common prefix; for arrays of tokens, types.n_same is faster."""
     return sum(takewhile(bool, map(eq, a, b)))

@@ -13,13 +13,13 @@ from ggufspec.decoding.tree import depths, n_equal
 
 Logits = NDArray[np.float32]  # (n, n_vocab), before sampling
 Uniforms = Sequence[float]  # (n), uniforms in [0, 1)
-Masks = NDArray[np.uint32]  # (n, n_words): bit i % 32 of word i // 32 says if token i may follow
+Masks = NDArray[np.uint32]  # (n, n_words): token i may follow if bit i % 32 of word i // 32 is set
 
 
 class Probs(Protocol):
-    """Distributions over the vocabulary, one a row; numpy.asarray(probs): (n, n_vocab) float32.
+    """Distributions over the vocabulary, one per row; numpy.asarray(probs): (n, n_vocab) float32.
 
-    A numpy array is one. Rows from `to_probs` are evaluated when they are read.
+    A numpy array, or the Rows of `to_probs`, which are evaluated when they are read.
     """
 
     def __len__(self) -> int: ...
@@ -27,19 +27,19 @@ class Probs(Protocol):
     def __array__(self, dtype: Any = ..., /) -> NDArray[Any]: ...
 
 
-# A pass over gigabytes of weights empties the processor's caches. So a text is an array, not a list
-# of a thousand int objects, and the facts of a round are tuples.
+# A pass over gigabytes of weights empties the processor's caches, and reading many small objects
+# afterwards is slow. So a text is an array, not a list of int objects, and records are tuples.
 
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
-    """Tokens as an array of int32; the same object if they are one already."""
+    """Tokens as an array of int32; an array of int32 is returned as it is."""
     if isinstance(tokens, array) and tokens.typecode == "i":
         return tokens
     return array("i", tokens)
 
 
 def n_same(a: array[int], b: array[int]) -> int:
-    """How many tokens at the start are the same."""
+    """Length of the common prefix."""
     n = min(len(a), len(b))
     if n == 0:
         return 0
@@ -48,9 +48,9 @@ def n_same(a: array[int], b: array[int]) -> int:
 
 
 class Verdict(NamedTuple):
-    """So many drafted tokens are accepted, and `next_token` follows them.
+    """The result of verification: `n_accepted` drafted tokens are kept; `next_token` follows them.
 
-    `path`: the accepted nodes of a tree, from its root on; None: the first `n_accepted` tokens.
+    `path`: the accepted nodes of a tree, in order; None: the first `n_accepted` tokens.
     """
 
     n_accepted: int
@@ -59,12 +59,12 @@ class Verdict(NamedTuple):
 
     @property
     def nodes(self) -> Sequence[int]:
-        """The accepted nodes: their indices in the draft."""
+        """Indices of the accepted tokens in the draft."""
         return range(self.n_accepted) if self.path is None else self.path
 
     @property
     def n_accepted_of_chain(self) -> int:
-        """How many of the nodes 0, 1 ... that follow one another were accepted."""
+        """How many of the tokens 0, 1, 2 ... were accepted until the path leaves that order."""
         return n_equal(self.nodes, range(self.n_accepted))
 
 
@@ -73,10 +73,10 @@ class Draft(NamedTuple):
 
     `probs` (n_draft, n_vocab): the distributions that the tokens were drawn from, after temperature
     and truncation; None: every token was certain (argmax, n-gram). Valid until the next draft.
-    `expected`: how many are accepted on average, if known. `why`: the reason for its length.
-    `parents`: for each node of a tree, the earlier node that it follows, -1 for the text itself;
-    empty for a chain. The children of a node are different tokens, and verified in their order:
-    each was drawn from its row of `probs`, which leaves out those before it.
+    `expected`: expected number of accepted tokens, if known. `why`: the reason for its length.
+    `parents`: in a tree, `parents[i]` is the node before node i, -1 if node i follows the text;
+    empty for a chain. The children of a node are different tokens and are verified in their order;
+    the row of `probs` of each child excludes the children before it.
     """
 
     tokens: Sequence[int]
@@ -87,7 +87,7 @@ class Draft(NamedTuple):
 
     @property
     def n_chain(self) -> int:
-        """The nodes at the start that follow one another; further nodes are beside them."""
+        """Number of tokens 0, 1, 2 ... that form a chain; the other nodes branch off from it."""
         in_order = range(-1, len(self.parents))
         return n_equal(self.parents, in_order) if self.parents else len(self.tokens)
 
@@ -97,10 +97,10 @@ class Draft(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What a text needs next: the target's logits, as from `Session.score`.
+    """What a text needs next from the target: the logits that `Session.score` would return.
 
-    `wants_rows`: False for a piece of a prompt, which is only to be held. `n_read`: so many tokens
-    of its prompt are in the pass, beside those of a round.
+    `wants_rows`: False for a piece of a prompt, whose logits are not needed. `n_read`: number of
+    prompt tokens in the pass, in addition to the tokens of a round.
     """
 
     tokens: Sequence[int]
@@ -111,9 +111,9 @@ class Ask(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The answer to an Ask. `logits`: None where it wanted no rows.
+    """The answer to an Ask. `logits`: None if the Ask wanted no rows.
 
-    `seconds`: of the pass, which `n_sharers` texts shared.
+    `seconds`: duration of the pass, which `n_sharers` texts shared.
     """
 
     logits: Logits | None
@@ -122,11 +122,11 @@ class Scored(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One round. The last of `tokens` is the target's own, unless a stop token came first.
+    """One round. `tokens`: accepted tokens, then one of the target, unless a stop token came first.
 
-    `n_drafted`: nodes of the draft; `nodes`: those that were accepted, as the Verdict has them.
-    `target_seconds` are those of the pass, which `n_sharers` texts shared; 0 where it processed the
-    last tokens of the prompt, too.
+    `n_drafted`: tokens of the draft; `nodes`: the accepted ones, as in Verdict. `target_seconds`:
+    duration of the pass, which `n_sharers` texts shared; 0 if the pass also processed the last
+    tokens of the prompt.
     """
 
     tokens: Sequence[int]
@@ -135,16 +135,16 @@ class Round(NamedTuple):
     draft_seconds: float
     target_seconds: float
     verify_seconds: float
-    expected: float | None = None  # as the Draft has it
+    expected: float | None = None  # as in Draft
     why: str = ""
     n_sharers: int = 1
-    drafted_tokens: Sequence[int] = ()  # of a tree, by node; empty for a chain, as `parents`
-    parents: Sequence[int] = ()  # as the Draft has them
+    drafted_tokens: Sequence[int] = ()  # the nodes of a tree; empty for a chain
+    parents: Sequence[int] = ()  # as in Draft
     nodes: Sequence[int] = ()
 
     @property
     def depth(self) -> int:
-        """Tokens of the draft's longest path."""
+        """Length of the draft's longest path."""
         return max(depths(self.parents), default=self.n_drafted)
 
 
@@ -152,22 +152,22 @@ class Session(Protocol):
     """A model as a function from tokens to logits; it manages its own KV cache."""
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+        """Logits after `tokens`, then after each token of `draft`: (n_draft + 1, n_vocab).
 
         `tokens` must not be empty. The array is valid until the next score. Raises NoRoomError if
-        the model cannot read so long a text: a drafter then ends its draft.
+        the text is too long for the model; a drafter then ends its draft.
         """
         ...
 
 
 @runtime_checkable
 class BlockSession(Protocol):
-    """A Session whose next distributions are computed together, before a token is drawn."""
+    """A Session that computes the distributions of several next positions in one pass."""
 
     def gaps(self, tokens: Sequence[int], n_most: int) -> Sequence[float]:
-        """Logit gaps of the distributions after `tokens`, and behind the likeliest next ones.
+        """Gaps between the two largest logits, at the positions after `tokens`.
 
-        At most `n_most`, as far as they are computed. Raises as `score`.
+        At most `n_most` gaps, fewer if the pass computes fewer positions. Raises as `score`.
         """
         ...
 
@@ -183,22 +183,22 @@ class TargetSession(Protocol):
 
 
 class Constraint(Protocol):
-    """What may follow in a text. Each method takes the whole text, with its prompt."""
+    """Says which tokens may follow. Each method takes the whole text, with its prompt."""
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks:
-        """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words)."""
+        """Tokens allowed after `tokens`, then after each of `draft`: (n_draft + 1, n_words)."""
         ...
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
-        """How many of `draft` may follow `tokens`, one after the other."""
+        """Length of the longest prefix of `draft` that may follow `tokens`."""
         ...
 
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The usual tokens of the text that has to follow; empty where there is a choice."""
+        """The usual tokens of the text that must follow; empty if several texts may follow."""
         ...
 
     def is_over(self, tokens: Sequence[int]) -> bool:
-        """Whether only the end can follow `tokens`."""
+        """Whether nothing but the end of the text may follow `tokens`."""
         ...
 
 
@@ -214,7 +214,6 @@ class Drafter(Protocol):
         ...
 
 
-# A pure rule: which drafted tokens are accepted, and what follows them. It judges a draft by the
-# target's distributions (n_draft + 1, n_vocab), after the text and after each node, and by uniforms
-# (n_draft + 1).
+# A verification rule, a pure function of the draft, the target's distributions (n_draft + 1,
+# n_vocab) after the text and after each node, and uniforms (n_draft + 1).
 Verify = Callable[[Draft, Probs, Uniforms], Verdict]

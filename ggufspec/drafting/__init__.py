@@ -1,1 +1,1 @@
-"""What is proposed, and how far: strategies, the draft length, costs and acceptance."""
+"""Drafting strategies, the draft length, and the costs and acceptance rates that decide it."""

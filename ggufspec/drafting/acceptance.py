@@ -1,4 +1,4 @@
-"""What is learned of the acceptance of draft tokens."""
+"""Models of how likely drafted tokens are accepted, learned while texts are generated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Coefficients = tuple[float, float]  # intercept and slope of AcceptanceModel
 
 
 class Acceptance(NamedTuple):
-    """How a draft's acceptance depends on logit gaps: learned in a text, the start of the next.
+    """Acceptance as a function of logit gaps; the next text starts with what one has learned.
 
-    (intercept, slope) of AcceptanceModel in native/draft_length.h, by the draft model's gap (its
-    largest logit minus the second largest) and by the target's gap at the same position; `second`:
-    of the draft model's next choice where its first was rejected, by the gap of what is left.
+    Each field is (intercept, slope) of AcceptanceModel in native/draft_length.h. `by_draft`: by the
+    draft model's gap (its largest logit minus the second largest); `by_target`: by the target's gap
+    at the same position; `second`: for the draft model's second choice where its first choice was
+    rejected, by the gap of the remaining tokens.
     """
 
     by_draft: Coefficients
@@ -25,10 +26,23 @@ class Acceptance(NamedTuple):
     second: Coefficients = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
 
 
-class SecondChoice:
-    """Acceptance probabilities of branches, each given that the tokens before it were rejected.
+class RunningMean:
+    """A mean that starts from a prior; each value fades after `memory` further values."""
 
-    They are learned at each node where the main chain ends, whether or not there was a branch.
+    def __init__(self, prior: float, weight: float, memory: float = math.inf) -> None:
+        """`weight`: number of values that the prior counts as."""
+        self.value = prior
+        self._weight, self._memory = weight, memory
+
+    def observe(self, value: float) -> None:
+        self._weight = min(self._weight + 1, self._memory)
+        self.value += (value - self.value) / self._weight
+
+
+class SecondChoice:
+    """Acceptance probabilities of branches, given that all siblings before them were rejected.
+
+    They are learned where the accepted part of the chain ends, whether or not a branch was there.
     """
 
     def __init__(self, prior: Coefficients, memory: float) -> None:
@@ -38,15 +52,18 @@ class SecondChoice:
 
     @property
     def coefficients(self) -> Coefficients:
-        """Of the draft model's second choice, as learned so far."""
+        """(intercept, slope) for the draft model's second choice, as learned so far."""
         return self._by_gap.coefficients
 
     def of_model(self, gap: float, n_rejected: int = 1) -> float:
-        """The next choice of the draft model: `gap` is that of the tokens that are left."""
+        """Acceptance probability of the draft model's next choice.
+
+        `gap`: logit gap of the remaining tokens; `n_rejected`: number of choices before this one.
+        """
         return self._by_gap.probability(gap) * constants.FURTHER_CHOICE ** (n_rejected - 1)
 
     def of_ngrams(self, probability: float) -> float:
-        """Another token that n-grams predict with that acceptance probability."""
+        """Acceptance probability of a branch that n-grams predict with `probability`."""
         return self._by_ngrams.probability(_log_odds(probability))
 
     def observe_model(self, gap: float, acceptance: float) -> None:
@@ -57,9 +74,9 @@ class SecondChoice:
 
 
 class BlockBonus:
-    """How many more tokens are accepted where a draft is judged as a whole.
+    """Learns a rule's `block_bonus` (see native/draft_length.h) by linear regression.
 
-    A linear regression, of the `block_bonus` of a rule; not if that is 0.
+    It does nothing if the initial `block_bonus` is 0: the rule then judges token by token.
     """
 
     def __init__(self, rule: _native.LengthRule) -> None:

@@ -1,4 +1,4 @@
-"""What the drafts of a pair have saved and lost, between texts, and what they may still cost."""
+"""Keeps account of what a pair's drafts have saved and lost, to limit what they may still cost."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ggufspec.drafting import constants
 
 
 class Account:
-    """Balances of free drafts (n-grams, forced text) and of those of the draft model.
+    """Two balances in plain passes: of free drafts (n-grams, forced text), and of model drafts.
 
-    Both are counted in plain passes. What drafts save is added up to a limit, so that old luck does
-    not pay for new losses; so is a share of what is written, which a losing pair may invest.
+    Savings are added and losses subtracted. A share of the generated tokens is also added, so that
+    a losing pair can try again. An upper limit keeps old savings from paying for many new losses.
     """
 
     def __init__(self, balances: Sequence[float] = (constants.START_BALANCE,) * 2) -> None:
@@ -20,14 +20,14 @@ class Account:
 
     @staticmethod
     def of_document(balances: object) -> Account:
-        """Of balances in JSON. Raises ValueError if they are none."""
+        """The account with balances from JSON. Raises ValueError if they are not two numbers."""
         numbers = balances if isinstance(balances, list) and len(balances) == 2 else [math.nan]
         if all(isinstance(each, (int, float)) and math.isfinite(each) for each in numbers):
             return Account([min(float(each), constants.MAX_BALANCE) for each in numbers])
-        raise ValueError(f"{str(balances)[:40]} are no two balances")
+        raise ValueError(f"{str(balances)[:40]} is not a list of two balances")
 
     def observe(self, n_tokens: int, saved: float, *, is_free: bool) -> None:
-        """A round wrote `n_tokens`; it took so many plain passes less than plain decoding does."""
+        """A round added `n_tokens` and saved `saved` plain passes (negative: lost them)."""
         invested = constants.INVESTED_SHARE / 2 * n_tokens
         for i, balance in enumerate(self.balances):
             balance += invested + (saved if is_free == (i == 0) else 0.0)
@@ -43,12 +43,12 @@ class Account:
         is_free: bool,
         is_own: bool = True,
     ) -> int:
-        """How many tokens of these acceptance probabilities may be drafted.
+        """How many tokens with acceptance probabilities `probs` may be drafted.
 
-        All while the balance is positive, or as many as risk little beside what they promise; that
-        is asked of drafts from other texts (not `is_own`) in any case.
-        `curve`: seconds of target passes over 1, 2 ... tokens; `plain`: of a token without drafts;
-        `drafting`: of the draft model, for so many tokens.
+        All of them while the balance is positive. Otherwise, and always for drafts from other texts
+        (not `is_own`), the largest number whose expected loss is small beside its expected gain.
+        `curve`: seconds of target passes over 1, 2 ... tokens; `plain`: seconds per token without
+        drafts; `drafting(n)`: seconds of the draft model for n tokens.
         """
         n_most = min(len(probs), len(curve) - 1)
         if is_own and self.balances[0 if is_free else 1] > 0:

@@ -1,4 +1,4 @@
-"""Writes a draft model's tokens by speculative decoding, with a draft of its own.
+"""Generates a draft model's tokens by speculative decoding, with a second, smaller draft.
 
 Chen et al., https://arxiv.org/abs/2312.11462; Spector and Re, https://arxiv.org/abs/2308.04623
 """
@@ -18,10 +18,10 @@ from ggufspec.errors import DecodeError
 
 
 class Burst(NamedTuple):
-    """Tokens drawn from the draft model's distributions: `rows` of `probs`, valid until the next.
+    """The distributions of a burst's tokens: `rows` of `probs`, valid until the next burst.
 
-    n_read: how many of the text's tokens the draft model has read. is_last: no token of the draft's
-    vocabulary may follow.
+    `n_read`: number of tokens of the text that the draft model has read. `is_last`: no token of the
+    draft's vocabulary may follow.
     """
 
     probs: Rows
@@ -32,11 +32,11 @@ class Burst(NamedTuple):
 
 
 class Bursts:
-    """A draft model's tokens, several for each of its passes.
+    """Generates several tokens per pass of the draft model.
 
-    The decoding loop has the draft model as its target. Each token is a draw from the draft model's
-    distribution, however many come at once; so a draft may end after any of them for reasons that
-    do not depend on the next.
+    The draft model is the target of the decoding loop here. Each token is a draw from the draft
+    model's distribution, whatever the size of the burst. So a draft may end after any token, for
+    reasons that do not depend on the next token.
     """
 
     def __init__(self, session: Session, stage: Stage) -> None:
@@ -48,9 +48,9 @@ class Bursts:
         self._n_drafted = self._n_accepted = 0
 
     def start(self, context: array[int], sampling: Sampling, n_end: int, n_draft: int) -> None:
-        """A draft begins: bursts will continue `context` in place, to `n_end` tokens at most.
+        """Begin a draft: bursts will append to `context`, up to `n_end` tokens in total.
 
-        `n_draft`: how many tokens it has at most, as far as that is known.
+        `n_draft`: expected maximum length of the draft.
         """
         stage = self._stage
         self._steps = speculate(
@@ -65,7 +65,7 @@ class Bursts:
         )
 
     def write(self, context: array[int]) -> Burst:
-        """Append one token or more to `context`. Raises as `score` and `draw` do."""
+        """Append at least one token to `context`. Raises as `score` and `draw` do."""
         assert self._steps is not None
         self._judged = None
         n_before, is_last = len(context), False
@@ -76,8 +76,8 @@ class Bursts:
         try:
             round_ = self._steps.send(scored)
         except DecodeError:
-            # Dropped with the token that cannot be drawn, the accepted ones would be missing where
-            # they are likely.
+            # No next token can be drawn. Dropping the accepted tokens, too, would change the
+            # distribution of the draft's tokens.
             accepted = self._accepted()
             if not accepted:
                 raise
@@ -95,13 +95,13 @@ class Bursts:
         return Burst(probs, rows, scored.logits.shape[1], n_read, is_last)
 
     def end(self) -> None:
-        """The draft has ended; twice is fine."""
+        """End the draft. May be called twice."""
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.close()  # not left to the garbage collector, which can swallow Ctrl-C
 
     def notes(self) -> dict[str, float]:
-        """How many tokens were drafted for the draft model, and the share that it accepted."""
+        """The number of tokens drafted for the draft model, and the share that it accepted."""
         if not self._n_drafted:
             return {}
         share = self._n_accepted / self._n_drafted

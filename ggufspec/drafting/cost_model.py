@@ -1,4 +1,4 @@
-"""The seconds that target passes and draft steps take on this machine, as measured so far."""
+"""Measures the seconds that target passes and draft steps take on this machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ggufspec.drafting import constants
 
 
 class Start(NamedTuple):
-    """Seconds that are known beforehand, whose proportions are used for what is not measured yet.
+    """Seconds known before generation; their proportions stand in for sizes not yet measured.
 
-    target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft step. read: each
-    further token that the draft model reads in a batch. is_measured: with these models, on this
-    machine; a first pass, which may be disturbed, then changes them as any further one does.
-    guesses_step: except for a draft step.
-    Predicted seconds are limited to what is usual on processors, since drafts that are predicted to
-    be too slow would never be tried; and a device may compile its program at the first pass of each
-    size, which is then not measured.
+    `target`: passes over 1, 2 ... tokens, up to the largest pass. `step`: a draft step. `read`:
+    each further token that the draft model reads in a batch. `is_measured`: True if measured with
+    these models on this machine, False if predicted; `guesses_step`: `step` is a guess even so.
+
+    If measured, the first pass of a size changes them no more than later passes, since it may be
+    disturbed. If predicted, they are limited to usual CPU costs, since drafts predicted to be too
+    slow would never be tried; and the first pass of each size is not measured, since a device may
+    compile its program then.
     """
 
     target: Sequence[float]
@@ -29,31 +30,29 @@ class Start(NamedTuple):
 
 
 class CostModel:
-    """Seconds of a target pass (verification included) by its number of tokens, of a draft step,
-    and of reading a token with the draft model.
+    """Seconds of target passes (with verification) by number of tokens, and of draft steps.
 
-    Sizes that were never measured are interpolated. An unmeasured multiple of four is assumed to
-    cost no more than the size below it, because the kernels of processors compute four rows at a
-    time.
+    Unmeasured sizes are interpolated; an unmeasured multiple of four is assumed to cost no more
+    than the size below it, because CPU kernels compute four rows at a time.
     """
 
     def __init__(
         self, n_most: int, n_sharers: int = 1, start: Start | None = None, n_per_step: int = 1
     ) -> None:
-        """`n_sharers`: the most texts that share a pass, each with at most `n_most` tokens.
+        """`n_sharers`: maximum number of texts in a pass, each with at most `n_most` tokens.
 
-        `start`: see Start; None: what is usual on processors. `n_per_step`: tokens that the draft
-        model predicts in one step.
+        `start`: see Start; None: usual CPU costs. `n_per_step`: tokens that the draft model
+        predicts in one step.
         """
         self.n_most = n_most
         self.n_per_step = n_per_step
         self.n_sharers = n_sharers
         self.start = start
-        self._warm: set[int] = set()  # sizes of passes that the device had; 0: a draft step
+        self._warm: set[int] = set()  # sizes of passes run so far on the device; 0: a draft step
         self._positions = _positions(start, n_most * n_sharers)
         self.is_frozen = False  # if so, measurements are ignored
         self.n_passes = 0  # measured
-        # Seconds by number of tokens, divided by a scale: a drift of the machine changes only that.
+        # Seconds by number of tokens, divided by a scale that follows the machine's drift.
         self._measured: dict[int, float] = {}
         self._scale = 1.0
         self._counts: dict[int, int] = {}
@@ -70,14 +69,14 @@ class CostModel:
     # Measurements.
 
     def observe_target(self, n_tokens: int, seconds: float) -> None:
-        """A pass over `n_tokens` took that long, verification included."""
+        """Learn that a pass over `n_tokens` took `seconds`, with verification."""
         if self.is_frozen or not 1 <= n_tokens <= self._n_largest or not seconds > 0:
             return
         if self._is_compiled_for(n_tokens):
             return
         count = self._counts.get(n_tokens, 0)
         if not count:
-            # No pass takes longer than as many single-token passes: a longer time was disturbed.
+            # A pass over n tokens takes no longer than n single-token passes, unless disturbed.
             most = n_tokens * self._scale * self._measured.get(1, math.inf)
             new = min(seconds, most)
             if self._is_measured_before and 1 in self._measured:
@@ -94,9 +93,9 @@ class CostModel:
         self._curve = None
 
     def observe_plain(self, seconds: float) -> None:
-        """A single-token pass that followed another one took that long.
+        """Learn that a single-token pass after another single-token pass took `seconds`.
 
-        It is faster than one that follows a larger batch: llama.cpp plans each new size anew.
+        After a larger batch it is slower: llama.cpp plans its graph again at each change of size.
         """
         if not self.is_frozen and seconds > 0:
             known = self._plain
@@ -104,15 +103,15 @@ class CostModel:
             self._n_plain += 1
 
     def observe_draft(self, n_steps: int, seconds: float, n_further: int = 0) -> None:
-        """`n_steps` draft steps in sequence took that long together.
+        """Learn that `n_steps` draft steps in sequence took `seconds` in total.
 
-        The first of them has read `n_further` tokens besides its own.
+        The first step also read `n_further` tokens besides its own.
         """
         if self.is_frozen or n_steps < 1 or not seconds > 0:
             return
         if self._is_compiled_for(0):
             return
-        if not self._n_steps:  # divided by what is usual
+        if not self._n_steps:  # divided between steps and reading in the usual proportion
             n_beside = self._usual_read * n_further if self.n_per_step == 1 else 0.0
             self._step, known = seconds / (n_steps + n_beside), self.step
             if self._knows_step_before and self._measured:
@@ -132,7 +131,7 @@ class CostModel:
         self._step_at = self.n_passes
 
     def _is_compiled_for(self, n_tokens: int) -> bool:
-        """Whether a device had no such pass before, so that it may have compiled its program."""
+        """True on the device's first pass of this size: it may have compiled its program."""
         is_first = n_tokens not in self._warm
         self._warm.add(n_tokens)
         return is_first and self.start is not None and not self.start.is_measured
@@ -148,7 +147,7 @@ class CostModel:
     # Queries.
 
     def n_measured(self, n_tokens: int) -> int:
-        """How often a pass over that many tokens was measured."""
+        """How many passes over `n_tokens` were measured."""
         return self._counts.get(n_tokens, 0)
 
     @property
@@ -159,10 +158,10 @@ class CostModel:
         return self._curve
 
     def per_text(self, n_sharers: int) -> Sequence[float]:
-        """What 1, 2 ... n_most tokens of one text cost in a pass of `n_sharers` texts, in seconds.
+        """Seconds attributed to 1, 2 ... n_most tokens of one text in a pass of `n_sharers` texts.
 
-        The larger of two prices: an equal share if all texts have as many tokens, and what the
-        tokens add to a pass in which the others have one each, as where few texts draft.
+        The larger of two prices: an equal share of a pass in which all texts have that many tokens,
+        and the price of adding the tokens to a pass in which every other text has one token.
         """
         curve = self.curve
         if n_sharers == 1:
@@ -179,7 +178,7 @@ class CostModel:
 
     @property
     def plain(self) -> float:
-        """Seconds of a token if nothing is ever drafted."""
+        """Seconds per token without drafting."""
         return min(self._plain or self.curve[0], self.curve[0])
 
     @property
@@ -189,7 +188,7 @@ class CostModel:
 
     @property
     def step(self) -> float:
-        """Seconds of a draft step: one more token, one more distribution."""
+        """Seconds of a draft step, in which the draft model reads one token."""
         if not self._n_steps:
             share = self.start.step / self.start.target[0] if self.start else math.inf
             most = math.inf if self._is_measured_before else constants.UNMEASURED_STEP
@@ -197,7 +196,7 @@ class CostModel:
         return self._step * _discount(self.n_passes - self._step_at, self._n_steps)
 
     def drafting(self, n_tokens: int) -> float:
-        """Seconds of the draft steps for that many distributions."""
+        """Seconds of the draft steps that compute `n_tokens` distributions."""
         return math.ceil(n_tokens / self.n_per_step) * self.step
 
     @property
@@ -207,7 +206,7 @@ class CostModel:
 
     @property
     def _usual_read(self) -> float:
-        """The same in draft steps, before it is measured."""
+        """Assumed value of `read`, in draft steps, before it is measured."""
         start = self.start
         if start and start.step:
             return start.read / start.step
@@ -216,7 +215,7 @@ class CostModel:
     @property
     def draft_cannot_pay(self) -> bool:
         """Whether drafting is slower than plain decoding even if every token is accepted."""
-        rounds = enumerate(self.curve[1 : self.n_most], 1)  # of n drafted tokens
+        rounds = enumerate(self.curve[1 : self.n_most], 1)  # (n drafted tokens, seconds)
         return all(self.drafting(n) + seconds >= (n + 1) * self.plain for n, seconds in rounds)
 
     # Copies.
@@ -224,7 +223,7 @@ class CostModel:
     def resized(
         self, n_most: int, n_sharers: int = 1, start: Start | None = None, n_per_step: int = 1
     ) -> CostModel:
-        """A copy for other passes: with the measurements of sizes that it covers."""
+        """A copy for passes of other sizes, with the measurements that fit them."""
         made = CostModel(n_most, n_sharers, start, n_per_step)
         made._warm = self._warm
         for n, seconds in self._measured.items():
@@ -238,7 +237,7 @@ class CostModel:
         return made
 
     def to_document(self) -> dict[str, object]:
-        """The measurements, for JSON: see of_document."""
+        """The measurements as JSON, which `of_document` reads."""
         return {
             "target_seconds": {
                 str(n): self._scale * self._measured[n] for n in sorted(self._counts)
@@ -250,7 +249,7 @@ class CostModel:
 
     @staticmethod
     def of_document(document: Mapping[str, object]) -> CostModel:
-        """The costs of a document, of any size: see resized. Raises ValueError if it is not one."""
+        """The costs in a document, with any `n_most`: see `resized`. Raises ValueError."""
         measured = document.get("target_seconds")
         if not isinstance(measured, Mapping) or not measured:
             raise ValueError("there are no target_seconds")
@@ -304,9 +303,9 @@ class CostModel:
 
 
 def _positions(start: Start | None, n_largest: int) -> Sequence[float]:
-    """The coordinate of each number of tokens, between which seconds are interpolated linearly.
+    """A coordinate for each number of tokens; interpolation is linear in it.
 
-    Without a `start` the number itself; with one, a rising number in which its seconds are linear.
+    Without `start` it is the number of tokens; with `start`, it rises as the seconds of `start` do.
     """
     if start is None:
         return list(range(n_largest + 1))
@@ -318,10 +317,10 @@ def _positions(start: Start | None, n_largest: int) -> Sequence[float]:
 
 
 def _discount(age: int, count: int) -> float:
-    """The weight of what was measured `count` times, for the last time `age` passes ago.
+    """Factor on the seconds of a size measured `count` times, most recently `age` passes ago.
 
-    It may have been disturbed: it is discounted, so that it is tried again. What was measured often
-    is discounted more slowly, because each try costs a round.
+    The measurement may have been disturbed: discounting it causes another try. A size measured
+    often is discounted more slowly, because each try costs a round.
     """
     n_first = constants.N_FIRST_MEASUREMENTS
     stale = max(age - constants.N_FRESH_PASSES, 0) * n_first / max(count, n_first)
@@ -330,8 +329,8 @@ def _discount(age: int, count: int) -> float:
 
 
 def _updated(old: float, new: float, count: int) -> float:
-    """An exponential moving average; one of the first measurements replaces it if it is faster,
-    because the first passes are often too slow."""
+    """An exponential moving average; a faster one of the first measurements replaces it, because
+    first passes are often slow."""
     if new < old and count < constants.N_FIRST_MEASUREMENTS:
         return new
     return old + (min(new, constants.OUTLIER * old) - old) * constants.COST_LEARNING_RATE
@@ -341,7 +340,7 @@ def _size(key: object) -> int:
     text = str(key)
     if text.isdecimal() and len(text) <= constants.MAX_SIZE_DIGITS and int(text) > 0:
         return int(text)
-    raise ValueError(f"target_seconds has {text[:40]!r}, which is no number of tokens")
+    raise ValueError(f"target_seconds has {text[:40]!r}, which is not a number of tokens")
 
 
 def _checked(value: object, *, or_zero: bool = False) -> float:

@@ -1,4 +1,4 @@
-"""Decides how far to draft in each round, from the cost model and what is known of acceptance."""
+"""Decides how many tokens to draft in each round, from costs and acceptance probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ggufspec.drafting.account import Account
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.fixed_length import Action, FixedLength, PrefixLength, prefix_length
 
-# By the numbers of native/draft_length.h's Stop.
+# Indexed by native/draft_length.h's Stop.
 STOP_REASONS = (
     "",
     "the maximum draft length is reached",
@@ -29,15 +29,17 @@ NO_BALANCE = "the drafts of this pair have cost more than they saved"
 
 
 class AutoLength:
-    """The length with the most expected tokens per second; 0 if drafting would not be faster.
+    """Chooses the length with the most expected tokens per second; 0 if drafting is not faster.
 
-    The target's logit gaps of the last tokens show how predictable the text is at present, also
-    while nothing is drafted. What rejected drafts may cost in a text is limited.
+    The target's latest logit gaps show how predictable the text is at present, even while nothing
+    is drafted. What rejected drafts may cost in a text is limited.
 
-    A drafter asks it, drafts, and reports the result. `rule` is asked for each further token of the
-    draft model: should_evaluate (run the model?) and, given the logit gap, should_draw (draw from
-    its distribution?).
+    A drafter calls `start_round` or `prefix_length`, drafts, and reports the result. For each
+    further token of the draft model it calls `rule.should_evaluate` (run the model?) and, with the
+    logit gap, `rule.should_draw` (draw from its distribution?).
     """
+
+    # False: further draft steps for branches are weighed against their gain.
 
     steps_are_free = False
 
@@ -51,10 +53,10 @@ class AutoLength:
         block_bonus: float = 0.0,
         account: Account | None = None,
     ) -> None:
-        """`prior`: what is known of the draft model, if there is one (`has_model`).
+        """`prior`: acceptance that a text starts from; unused without a draft model (`has_model`).
 
-        `memory`: observations after which one has lost most of its weight. `block_bonus`: see
-        native/draft_length.h; a value above 0 is learned further.
+        `memory`: number of observations until one has lost most of its weight. `block_bonus`: see
+        native/draft_length.h; a value above 0 is learned further. `account`: None: a new one.
         """
         self.costs, self.has_model = costs, has_model
         weight = constants.PRIOR_WEIGHT
@@ -63,47 +65,47 @@ class AutoLength:
         self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
         self._before = _native.AcceptanceModel(*prior.by_target)
         self.second = SecondChoice(prior.second, memory)
-        self._n_observed, self._sum_observed = 0, 0.0  # acceptances that were learned from
+        self._n_observed, self._sum_observed = 0, 0.0  # number and sum of observed acceptances
         self._block_bonus = BlockBonus(self.rule)
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
         self.account = account or Account()
         self._n_since_free = 0  # tokens since n-grams were last drafted
         self._n_sharers = 1
-        self._curve: Sequence[float] = ()  # as the rule has it
-        self.mean = 0.0  # acceptance probability of the next token
-        self._is_current = False  # the rule, in this round
-        # Of the current round.
+        self._curve: Sequence[float] = ()  # same as the rule's
+        self.mean_acceptance = 0.0  # probability that the draft model's next token is accepted
+        self._is_current = False  # whether the rule was updated in this round
+        # Facts of the current round.
         self._skipped = ""
         self._n_unread = 1
-        self._grown = (0.0, 0, 0)  # as observe_growth has it
+        self._grown = (0.0, 0, 0)  # arguments of observe_growth
 
     @property
     def why(self) -> str:
-        """Why the round's draft is no longer."""
+        """Why the round's draft was not longer."""
         return self._skipped or STOP_REASONS[self.rule.stop]
 
     @property
     def expected(self) -> float | None:
-        """How many of the drafted tokens are accepted, on average; None: unknown."""
+        """Expected number of accepted tokens; None: unknown."""
         return self.rule.expected + self._grown[0]
 
     @property
     def acceptance(self) -> Acceptance:
-        """As learned so far."""
+        """The acceptance model as learned so far."""
         by_draft, by_target = self.rule.acceptance.coefficients, self._by_target.coefficients
         return Acceptance(by_draft, by_target, self.second.coefficients)
 
     def start_round(self, n_max: int, n_unread: int) -> Action:
-        """A round of at most `n_max` drafted tokens starts: what does the draft model do?
+        """Start a round of at most `n_max` drafted tokens; returns what the draft model is to do.
 
-        `n_unread`: tokens that the draft model has not read yet.
+        `n_unread`: number of tokens that the draft model has not read yet.
         """
         self._n_unread = n_unread
         self._grown = (0.0, 0, 0)
         self._update()
         n_affordable = self.account.n_affordable(
-            [self.mean] * n_max,
+            [self.mean_acceptance] * n_max,
             self._curve,
             self._plain,
             drafting=self._drafting,
@@ -127,19 +129,20 @@ class AutoLength:
         return "" if n_affordable else NO_BALANCE
 
     def _drafting(self, n_tokens: int) -> float:
-        """Seconds of the draft model for a draft of that many tokens."""
+        """Seconds of the draft model for a draft of `n_tokens`, with reading the text before it."""
         return self._reading_seconds() + self.costs.drafting(n_tokens)
 
     def _reading_seconds(self) -> float:
-        """To read what the draft model has not read yet, before its first draft step."""
+        """Seconds of reading the tokens that the draft model has not read before its first step."""
         return (self._n_unread - 1) * self.costs.read
 
     def _pays_for_reading(self) -> bool:
-        """Whether what was left unread is worth reading, to draft for some time from now on."""
+        """Whether drafting is expected to save more than reading the unread tokens costs."""
         saved = self._plain - 1 / self.rule.rate  # per token
-        unusual = (self._n_unread - 2) * self.costs.read  # two tokens follow an accepted draft
+        # After an accepted draft two tokens are unread: only further ones are an extra cost.
+        extra = (self._n_unread - 2) * self.costs.read
         horizon = max(self._n_since_free, constants.READING_HORIZON)
-        return unusual <= horizon * saved
+        return extra <= horizon * saved
 
     def _should_measure_plain(self) -> bool:
         costs = self.costs
@@ -153,10 +156,11 @@ class AutoLength:
     def prefix_length(
         self, probs: Sequence[float], forced: Sequence[float] = (), *, is_own: bool = True
     ) -> PrefixLength:
-        """How much to use of a draft that already exists, such as an n-gram match.
+        """How many tokens to use of a draft that already exists, such as an n-gram match.
 
-        `probs`: for each token, its acceptance probability if those before it are accepted;
-        `forced`: the same of the forced tokens before them. `is_own`: not from other texts.
+        `probs`: for each token, its acceptance probability if the tokens before it are accepted;
+        `forced`: the same for the forced tokens before the draft. `is_own`: False for drafts from
+        other texts.
         """
         self.rule.start(0)
         self._grown = (0.0, 0, 0)
@@ -172,9 +176,10 @@ class AutoLength:
         return prefix_length(self.rule, probs, forced, model_gain)
 
     def n_worth(self, values: Sequence[float], n_drafted: int) -> int:
-        """How many further nodes of a tree, by falling probability, are worth their passes.
+        """How many further nodes of a tree gain more than their share of the target pass costs.
 
-        Looks beyond an expensive size of a pass to a cheaper one behind it.
+        `values`: their acceptance probabilities, in falling order. It can skip past an expensive
+        batch size to a larger, cheaper one.
         """
         n_best, best, value = 0, 0.0, 0.0
         for n, each in enumerate(values[: max(self.rule.n_max - n_drafted, 0)], 1):
@@ -185,39 +190,39 @@ class AutoLength:
         return n_best
 
     def step_price(self, n_read: float) -> float:
-        """What a draft step for a branch costs, in tokens; `n_read`: tokens to read besides."""
+        """Price of a draft step for a branch, in tokens; `n_read`: further tokens to read."""
         if self.costs.n_per_step > 1:
-            return 0.0  # of a block that is there
+            return 0.0  # the block has been computed already
         return self.rule.rate * (self.costs.step + n_read * self.costs.read)
 
     def observe_growth(self, value: float, n_steps: int, n_read: int) -> None:
-        """Branches were added, of which `value` nodes are accepted, on average.
+        """Note that branches were added, with an expected number of `value` accepted nodes.
 
-        They took `n_steps` further draft steps, which read `n_read` tokens besides.
+        They took `n_steps` further draft steps, which read `n_read` further tokens.
         """
-        is_read = self.costs.n_per_step > 1  # with the chain
+        is_read = self.costs.n_per_step > 1  # the block of the chain has their distributions
         self._grown = (value, 0, 0) if is_read else (value, n_steps, n_read)
 
     def observe_gaps(self, gaps: Iterable[float]) -> None:
-        """The target's logit gaps at the tokens that a round has added."""
+        """Learn the target's logit gaps at the tokens that a round has added."""
         for gap in gaps:
             self._gaps.append(gap)
-            if self._skipped == NO_GAIN:  # forget a little: by now it may be accepted more often
+            if self._skipped == NO_GAIN:  # return to the prior slowly: acceptance may have risen
                 self._by_target.observe(gap, self._before.probability(gap))
 
     def observe_verdict(
         self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
     ) -> None:
-        """The target has judged a draft of the draft model.
+        """Learn from the verdict on a draft of the draft model.
 
-        For each distribution that the draft model computed: `acceptances`, the probability that a
-        token from it is accepted if those before it are, from both models' distributions;
-        `target_gaps`, the target's logit gap.
+        `acceptances`: for each distribution that the draft model computed, the probability that a
+        token drawn from it is accepted if the tokens before it are, from both models'
+        distributions. `target_gaps`: the target's logit gap at the same position.
         """
-        # Only the regression of the bonus needs what lies behind the first rejected token.
+        # Only the regression of the bonus needs positions after the first rejected token.
         n_known = None if self._block_bonus.is_learned else n_accepted + 1
         known = list(islice(acceptances, n_known))
-        # The probabilities have less variance than the number of accepted tokens.
+        # Learn from probabilities: they vary less than the number of accepted tokens.
         learned = known[: n_accepted + 1]
         self.rule.observe(learned)
         for gap, acceptance in zip(target_gaps, learned, strict=False):
@@ -227,7 +232,7 @@ class AutoLength:
         self._block_bonus.observe(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
 
     def observe_round(self, round_: Round) -> None:
-        """A round has ended: learn what it cost. Called after observe_verdict, for every round."""
+        """Learn what a round cost. Called after every round, after any observe_verdict."""
         self._observe_costs(round_)
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
         n_tokens, lost = len(round_.tokens), 0.0
@@ -260,16 +265,17 @@ class AutoLength:
                 costs.observe_plain(seconds)
 
     def set_n_sharers(self, n_sharers: int) -> None:
-        """The next target pass is shared by so many texts."""
-        # Other texts must not change a text with a seed.
+        """Expect the next target pass to be shared by `n_sharers` texts."""
+        # If costs are frozen, the text has a seed: other texts must not change it.
         if n_sharers != self._n_sharers and not self.costs.is_frozen:
             self._n_sharers = n_sharers
             self._is_current = False
 
     def reads_ahead(self, n_prompt: int) -> bool:
-        """Whether the draft model reads a prompt before the first round, not when it drafts.
+        """Whether the draft model should read a prompt before the first round.
 
-        Where texts share passes, it may never draft; reading takes time of all of them.
+        Otherwise it reads the prompt when it first drafts. If texts share passes, it may never
+        draft, and reading delays all of them.
         """
         if self._n_sharers == 1:
             return True
@@ -292,7 +298,7 @@ class AutoLength:
         if self._n_observed:
             found = f"{self._sum_observed / self._n_observed:.0%} of draft tokens were accepted"
         else:
-            found = f"an estimated {self.mean:.0%} of draft tokens would be accepted"
+            found = f"an estimated {self.mean_acceptance:.0%} of draft tokens would be accepted"
         sizes = [n for n in (2, constants.KERNEL_ROWS) if n <= len(curve)]
         costs = ", ".join(f"{n}: {curve[n - 1] / curve[0]:.1f}" for n in sizes)
         return (
@@ -302,7 +308,7 @@ class AutoLength:
 
     @property
     def _plain(self) -> float:
-        """Seconds of a token of this text if nothing is drafted."""
+        """Seconds per token of this text without drafting."""
         return self.costs.plain if self._n_sharers == 1 else self._curve[0]
 
     def _update(self) -> None:
@@ -311,12 +317,12 @@ class AutoLength:
         self._is_current = True
         self._curve = self.costs.per_text(self._n_sharers)
         probabilities = self._probabilities()
-        self.mean = sum(probabilities) / len(probabilities)
+        self.mean_acceptance = sum(probabilities) / len(probabilities)
         costs = self.costs
         self.rule.update(self._curve, costs.step, probabilities, 1 / self._plain, costs.n_per_step)
 
     def _probabilities(self) -> list[float]:
-        """Equally likely acceptance probabilities of the next token of the draft model."""
+        """Acceptance probabilities of the draft model's next token, each equally likely."""
         if not self.has_model:
             return [0.0]
         gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
@@ -324,4 +330,4 @@ class AutoLength:
         return [self._by_target.probability(gap) for gap in levels]
 
 
-LengthPolicy = FixedLength | AutoLength  # with the same methods, described at AutoLength
+LengthPolicy = FixedLength | AutoLength  # both have the same methods: AutoLength documents them

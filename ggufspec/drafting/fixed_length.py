@@ -1,4 +1,4 @@
-"""The fixed draft length, and the types of a decision about a length."""
+"""The fixed draft length, and the types that draft length decisions return."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import NamedTuple
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
-from ggufspec.drafting.acceptance import Acceptance, BlockBonus, SecondChoice
+from ggufspec.drafting.acceptance import Acceptance, BlockBonus, RunningMean, SecondChoice
 
 
 class Action(Enum):
-    """What the draft model is to do in a round."""
+    """What to draft in a round."""
 
-    DRAFT = auto()
-    SKIP = auto()
-    PLAIN = auto()  # the same, and nothing else may be drafted
+    DRAFT = auto()  # run the draft model
+    SKIP = auto()  # do not run it; drafts that exist already may be used
+    PLAIN = auto()  # draft nothing at all
 
 
 class PrefixLength(NamedTuple):
     """How many tokens of an existing draft to verify.
 
-    `expected`: accepted tokens, on average; `beats_model`: what follows forced tokens promises more
-    than drafting there with the draft model.
+    `expected`: expected number of accepted tokens. `beats_model`: after the forced tokens, the
+    existing draft has a higher expected gain than drafting with the draft model.
     """
 
     n_draft: int
@@ -34,9 +34,12 @@ class PrefixLength(NamedTuple):
 
 
 class FixedLength:
-    """Drafts as many tokens as allowed, in every round; of a tree, those that are most likely."""
+    """Drafts as many tokens as each round allows, whatever they cost; in a tree, the likeliest.
 
-    steps_are_free = True  # a fixed number of nodes, whatever the steps of the draft model cost
+    Its methods are those of AutoLength, which documents them.
+    """
+
+    steps_are_free = True
     why = ""
     expected = None
 
@@ -46,7 +49,10 @@ class FixedLength:
         memory: float = constants.SAMPLED_MEMORY,
         block_bonus: float = 0.0,
     ) -> None:
-        """As AutoLength; without a prior, it drafts only chains."""
+        """`prior`: acceptance to start from, needed for trees; None: drafts only chains.
+
+        The other arguments: see AutoLength.
+        """
         self.second: SecondChoice | None = None
         self.rule = _native.LengthRule()
         if prior is not None:
@@ -54,9 +60,14 @@ class FixedLength:
             self.rule = _native.LengthRule(by_draft, block_bonus)
             self.second = SecondChoice(prior.second, memory)
         self._block_bonus = BlockBonus(self.rule)
-        self._n_rounds, self._n_accepted = 1, 1  # of the draft model
-        self._n_learned = constants.FIXED_ACCEPTANCE_WEIGHT
-        self.mean = constants.FIXED_ACCEPTANCE
+        self._acceptance = RunningMean(
+            constants.FIXED_ACCEPTANCE, constants.FIXED_ACCEPTANCE_WEIGHT
+        )
+        self._n_accepted = RunningMean(1, weight=1)  # per round that used the draft model
+
+    @property
+    def mean_acceptance(self) -> float:
+        return self._acceptance.value
 
     def start_round(self, n_max: int, n_unread: int) -> Action:
         self.rule.start(n_max)
@@ -65,23 +76,21 @@ class FixedLength:
     def prefix_length(
         self, probs: Sequence[float], forced: Sequence[float] = (), *, is_own: bool = True
     ) -> PrefixLength:
-        return prefix_length(self.rule, probs, forced, self._n_accepted / self._n_rounds)
+        return prefix_length(self.rule, probs, forced, self._n_accepted.value)
 
     def observe_gaps(self, gaps: Iterable[float]) -> None: ...
 
     def observe_verdict(
         self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
     ) -> None:
-        self._n_rounds += 1
-        self._n_accepted += n_accepted
+        self._n_accepted.observe(n_accepted)
         if self.second is not None:
             known = list(acceptances)
             self._block_bonus.observe(n_accepted, known[: self.rule.n_drawn])
             learned = known[: n_accepted + 1]
             self.rule.observe(learned)
             for acceptance in learned:
-                self._n_learned += 1
-                self.mean += (acceptance - self.mean) / self._n_learned
+                self._acceptance.observe(acceptance)
 
     def observe_growth(self, value: float, n_steps: int, n_read: int) -> None: ...
 
@@ -105,7 +114,10 @@ class FixedLength:
 def prefix_length(
     rule: _native.LengthRule, probs: Sequence[float], forced: Sequence[float], model_gain: float
 ) -> PrefixLength:
-    """`model_gain`: of drafting with the draft model, compared with drafting nothing."""
+    """How many tokens to use of a draft with acceptance probabilities [*forced, *probs].
+
+    `model_gain`: expected gain of using the draft model instead, over drafting nothing.
+    """
     n_draft, gain, expected = rule.prefix_length([*forced, *probs])
     further_gain = gain - rule.prefix_length(forced)[1]
     beats_model = n_draft > len(forced) and further_gain > math.prod(forced) * model_gain

@@ -1,4 +1,4 @@
-"""What is known of a pair on this machine: its costs and its acceptance, between texts."""
+"""Keeps a pair's costs and acceptance on this machine, from text to text."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SECOND_SAMPLED = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_
 
 
 def fixed_length(temperature: float, *, in_blocks: bool = False) -> FixedLength:
-    """A fixed number of tokens a round, which may be a tree's: it starts as a new pair does."""
+    """A policy that drafts a fixed number of tokens, also as a tree, from a new pair's priors."""
     return FixedLength(_new(temperature), _memory(temperature), _bonus(temperature, in_blocks))
 
 
 class PairProfile:
-    """Costs and acceptance of a pair. Each text takes its length policy from here.
+    """Costs and acceptance of a pair; makes the length policy of each text.
 
-    Texts with a seed start from the settled costs, which are measured before the first of them, and
-    from the priors and the account of a new pair, so that the same seed gives the same text; all
-    others from what was measured last.
+    Texts with a seed start from the settled costs, which are measured before the first such text,
+    and from a new pair's priors and account, so that the same seed gives the same text. All other
+    texts start from the latest measurements.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class PairProfile:
         settled: CostModel | None = None,
         account: Account | None = None,
     ) -> None:
-        """`acceptance`: by temperature, as `_key` writes it. `settled`: None: not yet measured.
+        """`acceptance`: by temperature, written as by `_key`. `settled`: None: not yet measured.
 
-        `account`: None: that of a new pair.
+        `account`: None: a new pair's account.
         """
         self.costs = costs
         self.account = account or Account()
@@ -51,19 +51,19 @@ class PairProfile:
 
     @property
     def is_settled(self) -> bool:
-        """Whether texts with a seed have costs to start from: see `settle`."""
+        """Whether `settle` has set the costs that texts with a seed start from."""
         return self._settled is not None
 
     @property
     def is_new(self) -> bool:
-        """Whether there is something to store that was unknown at first."""
+        """Whether there are new measurements to store."""
         n_passes = self.costs.n_passes - self._n_stored_passes
         return self._is_settled_anew or n_passes >= constants.N_PASSES_TO_REMEMBER
 
     def settle(self, measured: CostModel) -> None:
-        """Texts with a seed start from these measurements from now on.
+        """Let texts with a seed start from these measurements from now on.
 
-        They may cover fewer tokens, and fewer texts a pass, than this profile's costs do.
+        `measured` may cover fewer tokens and fewer texts per pass than this profile's costs.
         """
         costs = self.costs
         self._settled = measured.resized(costs.n_most, costs.n_sharers, n_per_step=costs.n_per_step)
@@ -78,8 +78,8 @@ class PairProfile:
     ) -> AutoLength:
         """The length policy of one text.
 
-        repeats: the text has a seed, starts from what was settled and learns no costs. in_blocks:
-        drafts are verified as a whole. has_model: there is a draft model.
+        `repeats`: the text has a seed: it starts from the settled costs and learns no costs.
+        `in_blocks`: drafts are verified as a whole. `has_model`: there is a draft model.
         """
         costs = _copy(self._settled or self.costs) if repeats else self.costs
         costs.is_frozen = repeats
@@ -95,12 +95,12 @@ class PairProfile:
         )
 
     def keep(self, policy: AutoLength, temperature: float) -> None:
-        """A text has ended: keep what its policy learned about acceptance."""
+        """Keep what the policy of an ended text has learned about acceptance."""
         if policy.has_model and not policy.costs.is_frozen:
             self._acceptance[_key(temperature)] = policy.acceptance
 
     def to_document(self) -> dict[str, object]:
-        """For JSON: see of_document."""
+        """The profile as JSON, which `of_document` reads."""
         settled = {"settled_costs": self._settled.to_document()} if self._settled else {}
         return {
             **settled,
@@ -119,7 +119,7 @@ class PairProfile:
         start: Start | None = None,
         n_per_step: int = 1,
     ) -> PairProfile:
-        """Raises ValueError if it is not one. The other arguments: see CostModel."""
+        """The profile in a document. Raises ValueError. The other arguments: see CostModel."""
         costs, acceptance = document.get("costs"), document.get("acceptance", {})
         settled, balances = document.get("settled_costs"), document.get("balances")
         if not (
@@ -139,10 +139,10 @@ class PairProfile:
 
 
 class StoredProfile:
-    """A pair's profile on disk, under the facts that it depends on; without facts, none.
+    """A pair's profile on disk, stored under the facts that it depends on.
 
-    start, n_per_step: see CostModel. assumed: what is stored beside it: see
-    engine.speeds.Predicted.
+    `facts`: None: nothing is stored. `start`, `n_per_step`: see CostModel. `assumed`: stored with
+    the profile: see engine.speeds.Predicted.
     """
 
     def __init__(
@@ -158,12 +158,12 @@ class StoredProfile:
         self._start = start
 
     def profile(self, n_most: int, n_sharers: int = 1) -> PairProfile:
-        """The stored profile, or a new one, for passes as CostModel has them."""
+        """The stored profile, or else a new one, for passes of this size: see CostModel."""
         new = PairProfile(CostModel(n_most, n_sharers, self._start, self._n_per_step))
         return self.recall(n_most, n_sharers) or new
 
     def recall(self, n_most: int, n_sharers: int = 1) -> PairProfile | None:
-        """The stored profile; None if there is none."""
+        """The stored profile; None if there is no valid one."""
         if self.facts is None or (document := profile_store.recall(self.facts)) is None:
             return None
         try:
@@ -174,10 +174,9 @@ class StoredProfile:
             return None
 
     def remember(self, profile: PairProfile) -> None:
-        """Store it, if there is something new, and if it can be written.
+        """Store the profile, if it has new measurements and the cache folder can be written.
 
-        Settled costs stay as they were stored first: so a seed gives the same text in the next
-        process, and in the one after it.
+        Stored settled costs are never replaced, so a seed gives the same text in every process.
         """
         if self.facts is None or not profile.is_new:
             return
@@ -189,7 +188,7 @@ class StoredProfile:
 
 
 def _new(temperature: float) -> Acceptance:
-    """That of a new pair."""
+    """The acceptance model of a new pair."""
     if temperature > 0:
         return Acceptance(_SAMPLED, _SAMPLED, _SECOND_SAMPLED)
     return Acceptance(_GREEDY, _GREEDY, _SECOND_GREEDY)
@@ -208,22 +207,22 @@ def _copy(costs: CostModel) -> CostModel:
 
 
 def _faded(known: Coefficients, new: Coefficients) -> Coefficients:
-    """A little nearer to those of a new pair: other texts may be easier for this draft."""
+    """The known coefficients, moved towards a new pair's: the next text may be easier to draft."""
     share = constants.FORGOTTEN_SHARE
     intercept, slope = (k + share * (n - k) for k, n in zip(known, new, strict=True))
     return intercept, slope
 
 
 def _key(temperature: float) -> str:
-    """Drafts are accepted more or less often at another temperature."""
+    """The key of a temperature's acceptance model: acceptance depends on the temperature."""
     return f"{temperature:.1f}"
 
 
 def _acceptance(lists: object) -> Acceptance:
-    # Two: stored before there were trees.
+    # Files written before there were trees have two models.
     if isinstance(lists, list) and 2 <= len(lists) <= len(Acceptance._fields):
         return Acceptance(*map(_coefficients, lists))
-    raise ValueError(f"{str(lists)[:40]} is no pair of acceptance models")
+    raise ValueError(f"{str(lists)[:40]} is not a list of acceptance models")
 
 
 def _coefficients(numbers: object) -> Coefficients:

@@ -16,8 +16,8 @@ from ggufspec.errors import CacheError
 
 _FORMAT = 3  # files of other formats are ignored
 _N_KEY_DIGITS = 32
-_TYPICAL_BYTES = 2**14  # of a pair's measurements
-_MOST_BYTES = 2**20  # far more than any file needs
+_TYPICAL_BYTES = 2**14  # size of a pair's measurements
+_MOST_BYTES = 2**20  # bytes read of a file: far more than any file needs
 _FLASH_ATTENTION = ("auto", "on", "off")
 _MOST = {"n_threads": 512, "n_threads_draft": 512, "n_batch": 2**20, "n_batch_draft": 2**20}
 
@@ -29,7 +29,7 @@ def key(facts: Mapping[str, object]) -> str:
 
 
 def remember(facts: Mapping[str, object], document: Mapping[str, object]) -> bool:
-    """Store a document under its facts, atomically; False if it cannot be written."""
+    """Store a document under its facts, atomically; returns False if it cannot be written."""
     content = {"format": _FORMAT, "facts": facts, "document": document}
     data = (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
     try:
@@ -50,7 +50,7 @@ def recall(facts: Mapping[str, object]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Record:
-    """The content of a file."""
+    """The content of a stored file."""
 
     key: str
     facts: dict[str, Any]
@@ -66,7 +66,7 @@ def records() -> Iterator[Record]:
 
 
 def forget(key: str | None = None) -> int:
-    """Remove one record, or all, including unreadable ones; returns how many there were."""
+    """Remove one record, or all, including unreadable ones; returns how many were removed."""
     n_removed = 0
     for path in _files():
         if key is None or path.stem == key:
@@ -77,12 +77,12 @@ def forget(key: str | None = None) -> int:
 
 
 def folder() -> Path:
-    """Where the files are. Raises CacheError if there is no home folder."""
+    """The folder of the files. Raises CacheError if there is no home folder."""
     return default_cache_dir() / "pairs"
 
 
 def obstacle() -> str | None:
-    """Why measurements cannot be stored; None: they can be."""
+    """Why measurements cannot be stored; None if they can."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         try_to_write(folder() / "measurements", _TYPICAL_BYTES)
@@ -92,7 +92,7 @@ def obstacle() -> str | None:
 
 
 def fingerprint(path: Path) -> str | None:
-    """A hash of a model file's size, start and end; None if it cannot be read."""
+    """A hash of a model file's size and its first and last bytes; None if it cannot be read."""
     try:
         return fingerprint_of([path])[:_N_KEY_DIGITS]
     except OSError:
@@ -101,7 +101,7 @@ def fingerprint(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class TunedSettings:
-    """The fastest settings that tune found for a pair; None: not measured."""
+    """The fastest settings that `ggufspec tune` found for a pair; None: not measured."""
 
     n_threads: int | None = None
     n_threads_draft: int | None = None
@@ -121,7 +121,7 @@ def settings(facts: Mapping[str, object]) -> TunedSettings:
 
 
 def remember_settings(facts: Mapping[str, object], found: TunedSettings) -> bool:
-    """Store settings for a pair on a machine; those that are None stay as they were."""
+    """Store settings for a pair on a machine; None keeps the stored value."""
     known = {name: value for name, value in asdict(settings(facts)).items() if value is not None}
     known |= {name: value for name, value in asdict(found).items() if value is not None}
     return remember(_about_settings(facts), known)
@@ -149,7 +149,7 @@ def _files() -> list[Path]:
 
 
 def _read(path: Path) -> Record | None:
-    """The record in a file; None unless its name is the hash of the facts within."""
+    """The record in a file; None unless the file's name is the hash of its facts."""
     try:
         with path.open("rb") as file:
             content = json_object(file.read(_MOST_BYTES)) or {}

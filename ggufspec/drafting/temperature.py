@@ -1,4 +1,4 @@
-"""Chooses the temperature at which a draft is drawn, for the most accepted tokens."""
+"""Chooses the draft temperature with the most accepted tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from ggufspec.errors import OptionError
 class DraftTemperature:
     """The draft's temperature: fixed, or learned.
 
-    A learned one starts at the target's, and leaves it once another is significantly better.
+    A learned temperature starts at the target's and changes once another is significantly better.
     """
 
     def __init__(self, target: float, wanted: float | str = defaults.DRAFT_TEMPERATURE) -> None:
-        """`target`: its temperature. `wanted`: the draft's, or "auto". Raises OptionError."""
+        """`target`: the target's temperature. `wanted`: the draft's, or "auto" to learn it.
+
+        Raises OptionError.
+        """
         if isinstance(wanted, str) and wanted != "auto":
             raise OptionError(f"draft_temperature is {wanted!r}; it must be a number, or 'auto'")
         fixed = 0.0 if isinstance(wanted, str) else validate.number("draft_temperature", wanted)
@@ -28,7 +31,7 @@ class DraftTemperature:
                 f"draft_temperature is {wanted}; it must be 0 (greedy) or more, and "
                 "finite, or 'auto'"
             )
-        # A greedy target accepts one token only: the draft's most likely one is the best guess.
+        # A greedy target accepts one token only: the draft's likeliest token is the best guess.
         self.is_learning = wanted == "auto" and target > 0
         first = target if isinstance(wanted, str) else fixed
         self.choices = (
@@ -39,20 +42,20 @@ class DraftTemperature:
         self._best = 0
         self._n_rounds = self._n_learned = 0
         self._weight = self._weight_squared = 0.0
-        # For each choice, by how many tokens it beats the first: weighted sums, also of squares.
+        # For each choice, weighted sums of its gain in accepted tokens over the first, and squares.
         self._gain = [0.0] * len(self.choices)
         self._gain_squared = [0.0] * len(self.choices)
 
     @property
     def temperature(self) -> float:
         """The temperature of the next draft."""
-        # A greedy draft says nothing about other temperatures: draw at the first now and then.
+        # A greedy draft gives no data on other temperatures: draw at the first one periodically.
         if self._is_greedy and self._n_rounds % constants.TEMPERATURE_EVERY_GREEDY == 0:
             return self.choices[0]
         return self.choices[self._best]
 
     def observe(self, draft: Draft, target_probs: Probs) -> None:
-        """Learn from a round, and choose again."""
+        """Learn from a round, and choose the next temperature."""
         every = constants.TEMPERATURE_EVERY
         if self._is_greedy:
             every = constants.TEMPERATURE_EVERY_GREEDY
@@ -88,7 +91,7 @@ class DraftTemperature:
             self._best = max(range(len(gains)), key=gains.__getitem__)
 
     def _least_gain(self, i: int) -> float:
-        """A lower confidence bound of what a choice gains over the first."""
+        """A lower confidence bound on the gain of choice i over the first."""
         mean = self._gain[i] / self._weight
         variance = max(self._gain_squared[i] / self._weight - mean**2, 0.0)
         n = self._weight**2 / self._weight_squared

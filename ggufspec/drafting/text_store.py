@@ -1,4 +1,4 @@
-"""Texts to draft from: those that the user names, and those that were written before."""
+"""Texts that n-grams draft from: files that the user names, and texts generated before."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ggufspec.drafting.constants import NGRAM_MATCHED
 
 
 class TextStore:
-    """The texts of an engine's target, each in 8 bytes a token."""
+    """Texts in tokens of an engine's target; a token takes 8 bytes."""
 
     def __init__(self, n_remembered: int = 0) -> None:
-        """`n_remembered`: tokens of written texts that are kept, the latest."""
+        """`n_remembered`: number of tokens of the latest generated texts that are kept."""
         self._n_remembered = n_remembered
         self._named = _native.SortedTexts()
         self._written = _native.SortedTexts()
@@ -22,17 +22,17 @@ class TextStore:
         self._named.add(array("i", tokens))  # type: ignore[arg-type]
 
     def add_written(self, tokens: Sequence[int], n_prompt: int) -> None:
-        """Remember a text of `n_prompt` tokens and what was written after them."""
+        """Keep the tokens that were generated after a prompt of `n_prompt` tokens."""
         first = max(n_prompt - NGRAM_MATCHED, len(tokens) - self._n_remembered + 1, 0)
         if len(tokens) > max(first, n_prompt):
             self._written.add(array("i", tokens[first:]))  # type: ignore[arg-type]
             self._written.drop(self._n_remembered)
 
     def texts(self, *, repeats: bool) -> list[_native.SortedTexts]:
-        """What a text is drafted from; `repeats`: one that is the same whatever was written."""
+        """The texts to draft a text from; `repeats`: it has a seed and ignores generated texts."""
         found = [self._named] if repeats else [self._named, self._written]
         return [texts for texts in found if len(texts)]
 
     def forget(self) -> None:
-        """Forget the written texts."""
+        """Forget the generated texts."""
         self._written.drop(0)

@@ -1,7 +1,7 @@
-"""Adds branches to the chain that the draft model has drafted, as far as they are worth it.
+"""Adds branches to a drafted chain if they are expected to pay.
 
-Which node is added next depends on the tokens and distributions so far, never on the token that is
-about to be drawn: so a text keeps the target's distribution.
+The choice of the next node depends on the tokens and distributions so far, never on the token about
+to be drawn: so a text keeps the target's distribution.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ggufspec.errors import DecodeError, NoRoomError
 
 
 class _Kind(Enum):
-    DECLINED = auto()  # drawn from the distribution that ended the chain
-    SIBLING = auto()  # drawn from what the row of node `after` leaves without its token
-    CERTAIN = auto()  # the next token of the n-grams
-    NEXT = auto()  # drawn behind a leaf, after another step of the draft model
+    DECLINED = auto()  # the chain's next token, which the length rule declined to draw
+    SIBLING = auto()  # drawn from the row of node `after` without that node's token
+    CERTAIN = auto()  # the next token of the n-gram prediction
+    NEXT = auto()  # follows a leaf; needs a further step of the draft model
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class _Candidate:
     parent: int
     adds_leaf: bool = False
     after: int = -1
-    left: float = 0.0  # the probability that its parent is accepted and its siblings are not
+    left: float = 0.0  # probability that its parent is accepted and the siblings so far are not
 
 
 @dataclass(frozen=True)
 class _Certain:
-    """Tokens that may follow node `parent`, with `probs` as in Prediction."""
+    """Tokens that n-grams predict after node `parent`, with `probs` as in Prediction."""
 
     parent: int = -1
     tokens: Sequence[int] = ()
     probs: Sequence[float] = ()
     left: float = 0.0  # as in _Candidate
-    is_beside: bool = False  # another child of the same node
+    is_beside: bool = False  # `parent` has another child
 
 
 class Growth:
@@ -64,7 +64,7 @@ class Growth:
         n_leaves: int,
         stop_tokens: Collection[int],
     ) -> None:
-        """`rows`: that the nodes are drawn from, by node. `uniforms`: one for each node."""
+        """`rows[i]`: the distribution that node i is drawn from. `uniforms`: one for each node."""
         assert policy.second is not None
         self._policy = policy
         self._second = policy.second
@@ -75,25 +75,26 @@ class Growth:
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._values: list[float] = []  # the probability that each node is accepted
-        self._declined: int | None = None  # the node that was drawn from a declined distribution
+        self._declined: int | None = None  # the node of kind DECLINED
         self._held: Sequence[int] = ()  # the nodes that the draft model has read
-        self._n_opened = 0  # nodes of the chain whose siblings are among the candidates
+        self._n_opened = 0  # number of chain nodes whose siblings are candidates
         self._candidates: list[_Candidate] = []
         self._certain = _Certain()
-        self._beside: tuple[int, int, float] | None = None  # see observe
+        # (node, token, probability): where n-grams predict another token than the chain has.
+        self._beside: tuple[int, int, float] | None = None
 
     @property
     def result(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """Tokens and parents, as a Draft has them, and the nodes that the draft model has read."""
+        """Tokens and parents as in Draft, and the nodes that the draft model has read."""
         is_chain = all(parent == node - 1 for node, parent in enumerate(self._parents))
         return self._tokens, () if is_chain else self._parents, self._held
 
     def add_to_chain(self, token: int, value: float) -> None:
-        """The chain has another token, which is accepted with probability `value`."""
+        """Append a token to the chain; it is accepted with probability `value`."""
         self._add_node(token, len(self._tokens) - 1, value)
 
     def is_better_beside(self) -> bool:
-        """Whether all further nodes are more likely beside the chain than its next one."""
+        """Whether there is no room for the chain's next token: likelier branches fill it all."""
         policy, rule = self._policy, self._policy.rule
         n_room = rule.n_max - len(self._tokens)
         n_deep = n_room if policy.steps_are_free else 1  # of a branch, by further draft steps
@@ -102,11 +103,11 @@ class Growth:
         self._open_chain()
         firsts = sorted((each.value for each in self._candidates), reverse=True)
         firsts = firsts[: self._n_leaves_left]
-        values = [first * policy.mean**k for first in firsts for k in range(n_deep)]
+        values = [first * policy.mean_acceptance**k for first in firsts for k in range(n_deep)]
         values.sort(reverse=True)
         weight = 1 + rule.block_bonus * len(self._tokens)  # of the next token: see draft_length.h
         rule.least = values[n_room - 1] / weight if len(values) >= n_room else 0.0
-        return rule.reached * policy.mean < rule.least
+        return rule.reached * policy.mean_acceptance < rule.least
 
     def grow(
         self,
@@ -115,9 +116,9 @@ class Growth:
         score: Callable[[Sequence[int]], Logits],
         predicted: Prediction,
     ) -> None:
-        """Add nodes as long as the policy finds that they pay. The chain is complete.
+        """Add branches to the complete chain as long as the policy expects a gain.
 
-        `score`: the draft model's logits after a text. `predicted`: after it, by n-grams.
+        `score(tokens)`: the draft model's logits. `predicted`: what n-grams predict after `text`.
         """
         policy, rule = self._policy, self._policy.rule
         n_chain = len(self._tokens)
@@ -158,11 +159,11 @@ class Growth:
             self._draw_next(best, [value for value, _ in ranked], logits, sampling, context)
         values = [*self._values[n_chain:]]
         if self._declined is not None:
-            del values[self._declined - n_chain]  # the rule counts it
+            del values[self._declined - n_chain]  # counted by the rule already
         policy.observe_growth(sum(values), n_steps, n_read)
 
     def rows_of(self, drawn: Sequence[int]) -> list[int]:
-        """The rows of the draft at those positions of the chain, where they were computed."""
+        """For each position in `drawn`, the row that has its distribution."""
         rows = list(drawn)
         if self._declined is not None:
             rows[-1] = self._declined
@@ -171,7 +172,10 @@ class Growth:
         return rows
 
     def observe(self, target: Rows, n_accepted: int) -> None:
-        """Learn of second choices where the chain ended: `n_accepted` of it were accepted."""
+        """Learn about second choices at the first rejected token of the chain.
+
+        `n_accepted`: accepted tokens of the chain.
+        """
         rows, i = self._rows, n_accepted
         if i >= self._policy.rule.n_evaluated or i >= len(rows) or self._parents[i] != i - 1:
             return
@@ -200,7 +204,7 @@ class Growth:
         self._certain = _Certain(start - 1, tokens[start:], probs[start:], left, is_beside)
 
     def _most(self) -> list[float]:
-        """Upper bounds of what could be added, best first."""
+        """Upper bounds of the candidates' values, best first."""
         lefts = map(float.__sub__, [1.0, *self._values], self._values)
         others = (value for value, _ in self._ranked())
         return sorted([*lefts, *others], reverse=True)
@@ -223,7 +227,7 @@ class Growth:
 
     def _add_next(self, leaf: int) -> None:
         if leaf >= 0 and not self._ends(leaf):
-            value = self._values[leaf] * self._policy.mean
+            value = self._values[leaf] * self._policy.mean_acceptance
             self._candidates.append(_Candidate(_Kind.NEXT, value, leaf))
 
     def _draw(self, best: _Candidate) -> None:
@@ -246,7 +250,7 @@ class Growth:
         sampling: Sampling,
         context: Sequence[int],
     ) -> None:
-        """Draw from these logits, unless the `others` are better."""
+        """Add a token drawn from `logits`, unless candidates of value `others` are better."""
         node, left = len(self._tokens), self._values[best.parent]
         value = left * self._policy.rule.acceptance.probability(_native.gap_of(logits))
         values = sorted([value, *others], reverse=True)
@@ -258,7 +262,7 @@ class Growth:
         except DecodeError:
             if not sampling.logit_bias:
                 raise
-            return  # no token that the draft has may follow; the target may have others
+            return  # no token of the draft's vocabulary may follow; the target may have others
         self._add_drawn(token, best.parent, value, left)
 
     def _add_node(self, token: int, parent: int, value: float) -> None:
@@ -267,7 +271,7 @@ class Growth:
         self._values.append(value)
 
     def _add_drawn(self, token: int, parent: int, value: float, left: float) -> None:
-        """A node that was drawn, and the candidates that follow from it."""
+        """Add a node that was drawn, and the candidates that it makes possible."""
         node, certain = len(self._tokens), self._certain
         self._add_node(token, parent, value)
         if certain.parent == parent and certain.tokens:
@@ -287,12 +291,12 @@ class Growth:
         self._follow_ngrams(node)
 
     def _follow_ngrams(self, node: int) -> None:
-        """The n-grams' first token is `node`."""
+        """Continue the n-gram prediction after `node`, which has its first token."""
         tokens = () if self._ends(node) else self._certain.tokens[1:]
         self._certain = _Certain(node, tokens, self._certain.probs[1:], self._values[node])
 
     def _ranked(self) -> list[tuple[float, _Candidate]]:
-        """All candidates that the leaves allow, with their values less draft steps, best first."""
+        """(value minus price, candidate), best first; new branches only while leaves are left."""
         found = [(each.value - self._price(each), each) for each in self._candidates]
         found += self._certain_candidates()
         found.sort(key=lambda pair: pair[0], reverse=True)

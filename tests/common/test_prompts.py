@@ -113,7 +113,7 @@ def test_files_that_cannot_be_used(data: bytes, where: str, named: str) -> None:
         ([{"prompt": "a", "id": True}], "has id True"),
         (
             [{"prompt": "a", "id": 7}, {"prompt": "b"}, {"prompt": "c", "id": "7"}],
-            "id 7 twice, for its prompts 1 and 3",
+            "id 7 twice, for prompts 1 and 3",
         ),
         ([{"question_id": 1, "turns": ["a"]}] * 2, "question_id 1 twice"),
     ],

@@ -10,7 +10,7 @@ from types import ModuleType
 from ggufspec.decoding.types import Verify
 from ggufspec.errors import OptionError
 
-_OTHER_NAMES = {"block": "traversal"}  # the rule of that name, from before it judged trees
+_OTHER_NAMES = {"block": "traversal"}  # the rule's name before it could judge trees
 
 
 def names() -> list[str]:
@@ -19,7 +19,7 @@ def names() -> list[str]:
 
 
 def known(name: str) -> str:
-    """The name of a rule; of "block", that is "traversal". Raises OptionError if there is none."""
+    """The name of a rule; "traversal" for "block". Raises OptionError if there is no such rule."""
     found = _OTHER_NAMES.get(name, name)
     if f"{__name__}.{found}" not in sys.modules and found not in names():  # names() takes 0.1 ms
         raise OptionError(
@@ -35,7 +35,7 @@ def rule(name: str) -> Verify:
 
 
 def judges_trees(name: str) -> bool:
-    """Whether that rule judges trees, too: its file says JUDGES_TREES."""
+    """Whether that rule also judges trees: its file sets JUDGES_TREES."""
     return bool(getattr(_module(name), "JUDGES_TREES", False))
 
 

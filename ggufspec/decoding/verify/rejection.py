@@ -19,8 +19,8 @@ JUDGES_TREES = True
 def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     """Accept token x with probability min(1, target(x) / draft(x)).
 
-    After a rejected one, the target is max(target - draft, 0), normalised: for the next child of
-    the same node, and after the last for the draw that replaces it.
+    After a rejected token, max(target - draft, 0), normalised, replaces the target: to judge the
+    next child of the same node or, after its last child, to draw the next token.
     """
     probs = None if draft.probs is None else as_rows(draft.probs)
     target = as_rows(target_probs)

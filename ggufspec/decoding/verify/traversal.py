@@ -19,12 +19,12 @@ def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     With ratio(child) = min(1, ratio(node) * target(token) / draft(token)) and ratio(text) = 1, a
     leaf passes with probability ratio(leaf). If it does not, its parent's target becomes
     max(ratio * target - draft, 0), normalised, and its ratio becomes excess / (excess + 1 - ratio),
-    where excess is the sum before; its next child is then tried, and after the last one the parent
-    itself. The next token is drawn from what has become of the target after the accepted path.
+    where excess is the sum before normalising; then its next child is tried, and after the last
+    child the parent itself. The next token is drawn from the changed target distribution after the
+    accepted path.
 
-    On a chain, the longest prefix that passes is accepted, whether or not shorter ones do. Certain
-    tokens are accepted with the probability that the target gives them, which no lossless rule
-    exceeds.
+    On a chain, the longest prefix that passes is accepted, even if shorter ones do not. Certain
+    tokens are accepted with their target probability; no lossless rule accepts more.
     """
     probs = None if draft.probs is None else as_rows(draft.probs)
     target = as_rows(target_probs)

@@ -21,21 +21,21 @@ from ggufspec.errors import OptionError
 
 @dataclass(frozen=True)
 class Materials:
-    """What a drafter may use. A `stop_tokens` token ends a text: nothing is drafted after it."""
+    """What a drafter may use."""
 
     sampling: Sampling  # the target's
     uniforms: Callable[[int], Uniforms]
-    stop_tokens: Collection[int]
-    session: Session | None = None  # the draft model's, if there is one
+    stop_tokens: Collection[int]  # each ends a text: nothing is drafted after it
+    session: Session | None = None  # of the draft model, if there is one
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
-    n_draft_max: int = defaults.N_DRAFT_MAX  # the most that a round asks for
-    tree: str = defaults.TREE  # branches beside a chain: where they pay ("auto"), "on" or "off"
-    n_leaves: int = 1  # of a tree, at most; 1: the target reads chains only
+    n_draft_max: int = defaults.N_DRAFT_MAX  # most tokens that a round asks for
+    tree: str = defaults.TREE  # add branches: "auto" (if they are expected to pay), "on" or "off"
+    n_leaves: int = 1  # most leaves of a tree; 1: the target reads chains only
     policy: LengthPolicy = field(default_factory=FixedLength)  # decides how far to draft
-    forced: ForcedText = field(default_factory=ForcedText)  # by the sampling's constraint
-    prediction: Sequence[int] = ()  # what the text may be
-    texts: Sequence[_native.SortedTexts] = ()  # others, that it may repeat
-    stage: Stage | None = None  # how the draft model's own tokens are drafted; None: they are not
+    forced: ForcedText = field(default_factory=ForcedText)  # from the sampling's constraint
+    prediction: Sequence[int] = ()  # tokens that the text is expected to repeat
+    texts: Sequence[_native.SortedTexts] = ()  # other texts, which the text may repeat
+    stage: Stage | None = None  # drafts the draft model's own tokens; None: they are not drafted
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ def names() -> list[str]:
 
 
 def uses_model(name: str) -> bool:
-    """Whether the draft model should read prompts for that strategy: its file says USES_MODEL."""
+    """Whether the draft model should read prompts for that strategy: its file sets USES_MODEL."""
     return bool(getattr(_module(name), "USES_MODEL", False))
 
 
 def uses_stage(name: str) -> bool:
-    """Whether the draft of the draft should read prompts, too: its file says USES_STAGE."""
+    """Whether the draft of the draft should read prompts, too: its file sets USES_STAGE."""
     return bool(getattr(_module(name), "USES_STAGE", False))
 
 
 def make(name: str, materials: Materials) -> Drafter:
-    """The drafter of that name. Raises OptionError if there is none, or it lacks what it needs."""
+    """Make a drafter. Raises OptionError for an unknown name or if `materials` lack something."""
     drafter: Drafter = _module(name).make(materials)
     return drafter
 

@@ -1,4 +1,4 @@
-"""Drafts with n-grams or with the draft model, whichever the policy prefers in each round."""
+"""Drafts with n-grams or with the draft model; the policy chooses in each round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USES_STAGE = True  # and so does the draft of the draft
 
 
 class AutoDrafter:
-    """Predicts with n-grams first, which cost nothing, and runs the draft model otherwise."""
+    """Predicts with n-grams, which costs nothing; runs the draft model if it has more to gain."""
 
     def __init__(self, ngrams: NgramDrafter, model: ModelDrafter) -> None:
         self._ngrams = ngrams

@@ -1,4 +1,4 @@
-"""Drafts token by token with a small model, with the target's sampling at its own temperature."""
+"""Drafts with a small model: with the target's sampling, but a temperature for drafts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ USES_MODEL = True  # the draft model reads each prompt ahead
 class ModelDrafter:
     """Draws each token from the draft model's distribution, and keeps that distribution.
 
-    First a chain, then branches beside it (tree_growth.py): none where a constraint restricts the
-    text, or where the target reads chains only.
+    First it drafts a chain, then branches beside it (tree_growth.py); no branches if a constraint
+    restricts the text, or if the target reads chains only.
     """
 
     def __init__(self, session: Session, materials: Materials, stage: Stage | None = None) -> None:
-        """`stage`: how its tokens are drafted themselves; None: they are not."""
+        """`stage`: drafts the draft model's own tokens; None: they are not drafted."""
         self._session = session
         self._blocks = session if isinstance(session, BlockSession) else None
         self._bursts = None if stage is None else Bursts(session, stage)
@@ -55,12 +55,12 @@ class ModelDrafter:
         }
         self._rows: Rows | None = None
         self._drafted: Draft | None = None
-        self._n_before = 0  # tokens of the text in the last round
+        self._n_before = 0  # length of the text in the last round
         self._n_read: int | None = None  # tokens of the text that the draft model has read
-        self._context = array("i")  # the text with what it has read, or may have, of the last draft
+        self._context = array("i")  # the text and the drafted tokens that may have been read
         self._forced = materials.forced
         self._drawn: list[int] = []  # positions in the draft whose distributions were computed
-        self._growth: Growth | None = None  # of the last draft
+        self._growth: Growth | None = None  # the tree of the last draft
         policy, tree = self._policy, materials.tree
         can_branch = materials.n_leaves > 1 and sampling.constraint is None
         wants = tree == "on" or (tree == "auto" and isinstance(policy, AutoLength))
@@ -69,13 +69,13 @@ class ModelDrafter:
     def draft(
         self, tokens: Sequence[int], n_max: int, predicted: Prediction | None = None
     ) -> Draft:
-        """`predicted`: what n-grams predict, which may become a branch."""
+        """See Drafter. `predicted`: what n-grams predict, which may become a branch."""
         has_read_more, self._drafted, self._growth = self._drafted is not None, None, None
         self._forced.start_round()
         policy = self._policy
         is_new, self._n_before = len(tokens) <= self._n_before, len(tokens)
         if self._n_read is None or is_new:
-            self._n_read = len(tokens) - 1  # the prompt, or what is left of the text, was read
+            self._n_read = len(tokens) - 1  # it has read the prompt, or the remaining text
         elif has_read_more:
             self._n_read = min(self._n_read, n_same(self._context, token_array(tokens)))
         action = policy.start_round(n_max, len(tokens) - self._n_read)
@@ -87,7 +87,7 @@ class ModelDrafter:
     def _draft(
         self, tokens: Sequence[int], n_max: int, predicted: Prediction, *, may_evaluate: bool
     ) -> Draft:
-        """Forced text costs no draft step, also behind drawn tokens."""
+        """The draft, with `policy`'s length. Forced text is added without a draft step."""
         policy = self._policy
         sampling = self._samplings[self._draft_temperature.temperature]
         context = self._context = array("i", tokens)
@@ -121,7 +121,7 @@ class ModelDrafter:
             except DecodeError:
                 if sampling.constraint is None and not sampling.logit_bias:
                     raise
-                break  # no token that the draft has may follow; the target may have others
+                break  # no token of the draft's vocabulary may follow; the target may have others
             if not goes_on or context[-1] in self._materials.stop_tokens:
                 break
         if self._bursts is not None:
@@ -142,9 +142,9 @@ class ModelDrafter:
     def _append_token(
         self, context: array[int], n_before: int, sampling: Sampling, uniforms: Uniforms
     ) -> bool:
-        """Append a token of the draft model, unless the policy declines; whether it was appended.
+        """Append a token of the draft model, unless the policy declines; returns whether it did.
 
-        `n_before`: tokens before the draft.
+        `n_before`: number of tokens before the draft.
         """
         logits = self._session.score(context)
         self._n_read = len(context)
@@ -164,7 +164,7 @@ class ModelDrafter:
     def _append_burst(
         self, context: array[int], n_before: int, bursts: Bursts, uniforms: Uniforms
     ) -> bool:
-        """Append as many tokens of a burst as the policy allows; whether that was all of it."""
+        """Append as many tokens of a burst as the policy allows; returns whether to draft on."""
         rule, start = self._policy.rule, len(context)
         burst = bursts.write(context)
         rows = self._rows_for(context[n_before:start], burst.n_vocab)
@@ -186,7 +186,7 @@ class ModelDrafter:
         return n_taken == len(burst.rows) and not burst.is_last
 
     def _rows_for(self, drafted: Sequence[int], n_vocab: int) -> Rows:
-        """The distributions of the draft, made with the first of them: `drafted` were certain."""
+        """The distributions of the draft; when they are created, `drafted` are certain tokens."""
         if self._rows is None:
             self._rows = Rows(self._materials.n_draft_max, n_vocab)
             for token in drafted:
@@ -194,7 +194,7 @@ class ModelDrafter:
         return self._rows
 
     def _growth_for(self, rows: Rows, uniforms: Uniforms) -> Growth | None:
-        """What adds branches to this round's chain, if it may have some."""
+        """The tree of this round; None if branches are not allowed."""
         if self._branches and self._growth is None:
             self._growth = Growth(
                 self._policy,
@@ -206,7 +206,10 @@ class ModelDrafter:
         return self._growth
 
     def _append_forced(self, context: array[int], n: int, n_most: int) -> tuple[int, bool]:
-        """Append the forced tokens that are worth a pass: how many, and whether to draft behind."""
+        """Append the forced tokens that are worth verifying.
+
+        Returns their number, and whether the draft may continue after them.
+        """
         forced = self._forced.after(context)
         n_taken = self._policy.rule.take(self._forced.probabilities(forced)[:n_most])
         context.extend(forced[:n_taken])
@@ -217,7 +220,7 @@ class ModelDrafter:
         self._forced.observe(draft, target_probs, verdict)
         target, forced = as_rows(target_probs), self._forced.positions
         path = verdict.nodes
-        # Where n-grams were right, the text repeats itself: this says nothing of what follows it.
+        # Where n-grams were accepted, the text repeats itself: its gaps do not predict later ones.
         first = 0 if draft is self._drafted else verdict.n_accepted
         chosen = [i for i in (0, *(node + 1 for node in path))[first:] if i not in forced]
         self._policy.observe_gaps(map(target.gap, chosen))
@@ -233,13 +236,13 @@ class ModelDrafter:
             self._draft_temperature.observe(draft, target_probs)
 
     def notes(self) -> dict[str, float]:
-        """The current draft temperature, and what became of forced and of staged tokens."""
+        """The current draft temperature, and statistics of forced and of staged tokens."""
         staged = {} if self._bursts is None else self._bursts.notes()
         temperature = self._draft_temperature.temperature
         return {"draft_temperature": temperature, **self._forced.notes(), **staged}
 
     def _acceptances(self, target: Rows) -> Iterator[float]:
-        """The acceptances for LengthPolicy.observe_verdict, one per computed distribution."""
+        """For LengthPolicy.observe_verdict: one acceptance per computed distribution."""
         rows = self._rows
         if rows is None:
             return iter(())

@@ -1,7 +1,4 @@
-"""Drafts what followed the same tokens earlier in the text, in a prediction of it, or in others.
-
-It needs no draft model.
-"""
+"""Drafts what followed the same tokens earlier in the text, or in other texts; needs no model."""
 
 from __future__ import annotations
 
@@ -20,16 +17,18 @@ from ggufspec.drafting.strategies import Materials
 
 
 class Origin(IntEnum):
-    """Where a prediction is from: the text itself, a prediction of it, or other texts."""
+    """Where a match was found."""
 
-    TEXT = 0
-    PREDICTION = 1
-    OTHERS = 2
+    TEXT = 0  # in the text itself
+    PREDICTION = 1  # in the caller's prediction of the text
+    OTHERS = 2  # in other texts
 
 
 class Prediction(NamedTuple):
-    """Tokens that may follow a text; for each, its acceptance probability if those before it are
-    accepted."""
+    """Tokens that may follow a text.
+
+    `probs`: for each token, its acceptance probability if the tokens before it are accepted.
+    """
 
     tokens: Sequence[int] = ()
     probs: Sequence[float] = ()
@@ -39,8 +38,9 @@ class Prediction(NamedTuple):
 class NgramIndex:
     """Predicts what follows a text, and learns how often its predictions are accepted.
 
-    A prediction of the text is looked up behind a copy of the prompt's end: so it is found from its
-    start, and again where the text has departed from it. `others`: texts to predict from besides.
+    `prediction`: tokens that the text is expected to repeat. They are stored after a copy of the
+    prompt's last tokens, so that the match at the start of the text is their beginning. `others`:
+    further texts to predict from.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class NgramIndex:
         )
 
     def predict(self, tokens: Sequence[int], n_max: int) -> Prediction:
-        """Up to `n_max` tokens to follow `tokens`; none if nothing like its end came before.
+        """Up to `n_max` tokens to follow `tokens`; none if the end of `tokens` has no match.
 
-        Fastest if `tokens` is an array of int32 that continues the previous one.
+        Fastest if `tokens` is an array of int32 that continues the previous call's.
         """
         tokens = token_array(tokens)
         if self._prediction:
@@ -72,7 +72,7 @@ class NgramIndex:
         return Prediction(found, probs, Origin(origin))
 
     def observe(self, n_accepted: int, n_tried: int) -> None:
-        """The first `n_tried` tokens of the last prediction were verified, `n_accepted` accepted.
+        """Learn that `n_accepted` of the last prediction's first `n_tried` tokens were accepted.
 
         Each prediction can be observed once. Raises ValueError if the last one is shorter.
         """
@@ -82,7 +82,7 @@ class NgramIndex:
 class NgramDrafter:
     """Proposes what followed the longest match of the text's end, as far as the policy allows.
 
-    Text that a constraint forces comes first.
+    Text that a constraint forces is drafted before it.
     """
 
     def __init__(self, materials: Materials) -> None:
@@ -91,10 +91,10 @@ class NgramDrafter:
         self._forced_text = materials.forced
         self._index = NgramIndex(materials.prediction, materials.texts)
         self._forced: Sequence[int] = ()
-        self.prediction = Prediction()  # of what follows the forced tokens
+        self.prediction = Prediction()  # the tokens after the forced ones
         self._drafted: Draft | None = None  # in the last round
         self._has_prediction = bool(materials.prediction)
-        self._n_drafted = self._n_accepted = 0  # of its tokens
+        self._n_drafted = self._n_accepted = 0  # tokens of the caller's prediction
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         return self.draft_prefix(self.predict(tokens, n_max))
@@ -114,7 +114,7 @@ class NgramDrafter:
         )
 
     def draft_prefix(self, prefix: PrefixLength) -> Draft:
-        """That much of the prediction."""
+        """The draft of the first `prefix.n_draft` tokens: the forced ones, then the prediction."""
         if not prefix.n_draft:
             return Draft((), None, 0.0, "no n-gram match is likely enough")
         drafted = [*self._forced, *self.prediction.tokens][: prefix.n_draft]
@@ -129,7 +129,7 @@ class NgramDrafter:
         return self._drafted
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
-        """Compare the prediction with what was written, no matter what was drafted."""
+        """Learn whether the prediction was right, even if something else was drafted."""
         self._forced_text.observe(draft, target_probs, verdict)
         predicted, n_forced = self.prediction.tokens, len(self._forced)
         if draft is self._drafted and self.prediction.origin == Origin.PREDICTION:
@@ -144,7 +144,7 @@ class NgramDrafter:
         self.prediction = Prediction()
 
     def notes(self) -> dict[str, float]:
-        """What became of forced tokens, and of those of a prediction of the text."""
+        """Statistics of forced tokens, and of tokens of the caller's prediction."""
         notes = self._forced_text.notes()
         if self._has_prediction:
             share = self._n_accepted / max(self._n_drafted, 1)
