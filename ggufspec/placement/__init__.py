@@ -1,1 +1,1 @@
-"""Predicts memory and speed, and chooses where layers go."""
+"""Predicts memory and speed, and chooses how many layers go on which device."""

@@ -19,11 +19,12 @@ from ggufspec.placement.speeds import (
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device with its own memory. bandwidth: nominal bytes/s; None: by its name.
+    """A GPU or another device that computes layers.
 
-    is_remote: it belongs to an RPC server, and takes layers of the target only. is_shared: its
-    memory is that of the machine. slowness: measured seconds over those predicted by the bandwidth,
-    if any were measured; slope: what each further token of a batch adds to a pass.
+    `bandwidth`: nominal bytes/s; None: looked up by `name`. `is_remote`: it belongs to an RPC
+    server, and takes layers of the target only. `is_shared`: it uses the machine's memory.
+    `slowness`: measured seconds divided by those predicted from the bandwidth; 1 if not measured.
+    `slope`: cost of each further token of a batch, in passes over one token.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Gpu:
 
     @property
     def nominal(self) -> float:
-        """Nominal bytes/s; a guess where they are unknown."""
+        """Nominal bytes/s, guessed if unknown."""
         return self.bandwidth or known_bandwidth(self.name) or GPU_BANDWIDTH
 
     @property
@@ -46,7 +47,7 @@ class Gpu:
 
     @property
     def effective(self) -> float:
-        """Bytes/s of small batches."""
+        """Bytes/s reached in small batches."""
         return self.nominal * GPU_EFFICIENCY / self.slowness
 
 
@@ -54,8 +55,8 @@ class Gpu:
 class Machine:
     """The GPUs and the free memory of a machine.
 
-    host_bandwidth: effective bytes/s of times on the CPU, if known; host_slope: what each further
-    token of a batch adds to them.
+    `host_bandwidth`: effective bytes/s of passes on the CPU, if known; `host_slope`: cost of each
+    further token of a batch there, in passes over one token.
     """
 
     gpus: tuple[Gpu, ...]
@@ -65,12 +66,12 @@ class Machine:
 
     @property
     def n_remote(self) -> int:
-        """How many GPUs belong to RPC servers; they come first."""
+        """Number of GPUs that belong to RPC servers; they come first in `gpus`."""
         return sum(gpu.is_remote for gpu in self.gpus)
 
     @property
     def bandwidths(self) -> Bandwidths:
-        """The speeds for predictions; several GPUs count as one with their mean speed."""
+        """The speeds for predictions; several GPUs count as one GPU with their mean speed."""
         host = self.host_bandwidth or HOST_BANDWIDTH
         if not self.gpus:
             return Bandwidths(host=host, host_slope=self.host_slope, transfer=0.0)

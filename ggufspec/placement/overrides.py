@@ -1,4 +1,4 @@
-"""Names the weights that stay on the CPU, or go to another device, by llama.cpp's patterns."""
+"""Tensor overrides: llama.cpp's patterns for weights that stay on the CPU or on a given device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ggufspec.models.tensors import DENSE, EXPERTS
 CPU = "CPU"  # ggml's name of its buffer type
 ALL = -1
 _MOST = 2048  # layers of a model
-# llama.cpp has the regular expressions of ECMAScript, by std::regex: these are Python's only, or
-# not Python's. It matches by recursion: patterns of 100,000 characters end the process.
+# Syntax that only one of Python and llama.cpp (ECMAScript, by std::regex) has. std::regex matches
+# recursively: patterns of 100,000 characters end the process.
 _NOT_OF_BOTH = re.compile(r"\(\?(?![:=!])|\\[AZ]|\[:\w+:]|[+*?}][+]|{,")
 _MOST_CHARACTERS = 4096
 # A repeated group with a repetition or a choice in it may take exponential time, in both.
@@ -23,9 +23,9 @@ _MAY_BE_SLOW = re.compile(r"[*+}|][^()]*\)[*+{]")
 
 
 class Override(NamedTuple):
-    """Tensors whose names have a match of a regular expression, and the buffer type they get.
+    """The buffer type for tensors whose names match a regular expression.
 
-    Of several overrides that match a tensor, the first counts.
+    If several overrides match a tensor, the first one applies.
     """
 
     pattern: str
@@ -39,7 +39,7 @@ Overrides = tuple[Override, ...]
 
 
 def on_cpu(pattern: str, n_layers: int) -> Overrides:
-    """Tensors of the first layers, as --n-cpu-moe and --n-cpu-ffn name them; negative: of all."""
+    """Keeps tensors of the first `n_layers` layers on the CPU (negative: of all layers)."""
     if n_layers < 0:
         return (Override(pattern),)
     return (Override(rf"blk\.({'|'.join(map(str, range(n_layers)))}){pattern}"),) * (n_layers > 0)
@@ -48,11 +48,11 @@ def on_cpu(pattern: str, n_layers: int) -> Overrides:
 def overrides_of(
     end: str, tensors: Sequence[str], n_experts: int | None, n_dense: int | None
 ) -> Overrides | None:
-    """What the options for a model say; None: nothing, so that a plan may choose.
+    """The overrides that a model's options ask for; None: no option is given, a plan may choose.
 
-    end: of the options' names, for messages: "_draft" for those of the draft. tensors:
-    "PATTERN=TYPE". n_experts, n_dense: of how many layers the experts, or the dense feed-forward
-    matrices, stay on the CPU; negative: of all. Raises OptionError.
+    `end`: suffix of the options' names in messages, "_draft" for the draft. `tensors`:
+    "PATTERN=TYPE" each. `n_experts`, `n_dense`: number of layers whose experts, or dense
+    feed-forward matrices, stay on the CPU; negative: all layers. Raises OptionError.
     """
     name = f"override_tensor{end}"
     made = [_parsed(name, each) for each in validate.texts(name, tensors)]
@@ -71,7 +71,7 @@ def overrides_of(
 
 
 def check_buffers(overrides: Overrides, buffers: Collection[str]) -> None:
-    """Raise OptionError for a buffer type that there is not."""
+    """Raise OptionError for a buffer type that is not in `buffers`."""
     for each in overrides:
         if each.buffer not in buffers:
             raise OptionError(
@@ -83,7 +83,7 @@ def check_buffers(overrides: Overrides, buffers: Collection[str]) -> None:
 def check_patterns(overrides: Overrides, model: str, tensors: Collection[str]) -> None:
     """Raise OptionError for a pattern that matches none of the tensors of `model`."""
     for each in overrides:
-        # Not all of the first layers need to have experts.
+        # Search all layers: the first ones may have no experts.
         ends = (pattern for pattern in (EXPERTS, DENSE) if each.pattern.endswith(pattern))
         pattern = next(ends, each.pattern)
         if not any(re.search(pattern, tensor) for tensor in tensors):
@@ -99,7 +99,7 @@ def check_patterns(overrides: Overrides, model: str, tensors: Collection[str]) -
 
 
 def stays(overrides: Overrides, tensor: str) -> bool:
-    """Whether a tensor stays on the CPU, whatever layers are on GPUs."""
+    """Whether a tensor stays on the CPU even if its layer is on a GPU."""
     found = next((each for each in overrides if re.search(each.pattern, tensor)), None)
     return found is not None and found.buffer == CPU
 
@@ -114,8 +114,8 @@ def _parsed(name: str, given: str) -> Override:
         )
     if other := _NOT_OF_BOTH.search(pattern):
         raise OptionError(
-            f"{name} has {other[0]!r} in the pattern {pattern!r}, which llama.cpp does not "
-            "understand as Python does; write it another way"
+            f"{name} has {other[0]!r} in the pattern {pattern!r}, which means different things in "
+            "llama.cpp and in Python; write it another way"
         )
     if slow := _MAY_BE_SLOW.search(pattern):
         raise OptionError(

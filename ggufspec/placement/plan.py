@@ -1,4 +1,4 @@
-"""Chooses where the layers of a target and of its draft go, by predicted tokens per second."""
+"""Chooses the devices of a target's and a draft's layers, by predicted tokens per second."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from ggufspec.placement.machine import Machine
 from ggufspec.placement.memory import CacheParams, ModelMemory
 from ggufspec.placement.speeds import PassTimes, predict_speed
 
-_SPARE = 384 * 2**20  # bytes of a GPU left for its driver and for fragmentation
+_SPARE = 384 * 2**20  # bytes of each GPU left free for its driver and for fragmentation
 _LEAST_CTX = 1024
 _CTX_STEP = 4096
-# What a long context may take of the memory that is left: the rest is for other programs and, on
-# the host, for the cache of files. llama.cpp writes zeros into all of it before the first token.
+# Shares of the free memory that a long context may take. The rest is for other programs and, on the
+# host, for cached files. llama.cpp writes zeros into the whole cache before the first token.
 _GPU_SHARE, _HOST_SHARE = 0.9, 0.25
 _SMALLER_KV = "q8_0"
-_DEPTH = 1 / 4  # of the context: what passes read of it, on average; a judgement
-_KV_BLOCK = 32  # numbers of a head that a quantized cache packs together
+_DEPTH = 1 / 4  # average share of the context that a pass reads [judgement]
+_KV_BLOCK = 32  # a quantized cache packs this many numbers of a head together
 
 
 @dataclass(frozen=True)
 class PlacementOptions(CacheParams):
-    """What the user asked for; None, and an n_ctx of 0: chosen by the plan.
+    """The user's options; the plan chooses those that are None, and n_ctx if it is 0.
 
-    The prediction of the speed is that without the draft of the draft.
+    Predicted speeds do not include the draft of the draft.
     """
 
     n_ctx: int = 0
-    n_ctx_usual: int = defaults.N_CTX  # at most, where it is not given
-    n_ctx_draft: int = 0  # cells of the draft for each slot; 0, or more: as many as the target
+    n_ctx_usual: int = defaults.N_CTX  # limit of a context that the plan chooses
+    n_ctx_draft: int = 0  # cells of the draft per slot; 0, or above n_ctx: as many as the target
     n_batch: int = defaults.N_BATCH
     n_draft_max: int = defaults.N_DRAFT_MAX
     n_checkpoints: int = defaults.CTX_CHECKPOINTS
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
-    n_cpu_ffn: int | None = None  # the first layers whose experts, or network, stay on the CPU
+    n_cpu_ffn: int | None = None  # first layers whose experts or feed-forward stay on the CPU
     n_cpu_ffn_draft: int = 0
     n_draft: int | None = None
     acceptance: float = defaults.ACCEPTANCE
-    draft_of_draft: ModelShape | None = None  # it is where the draft is
+    draft_of_draft: ModelShape | None = None  # placed on the draft's device
 
 
 @dataclass(frozen=True)
 class OffloadPlan:
     """Where everything goes, and the predicted speed.
 
-    Layers are counted as in llama.cpp: the output is one more. n_cpu_ffn: of how many layers, from
-    the first, experts or dense feed-forward networks stay on the CPU all the same. split: layers of
-    the target on each GPU; draft_gpu: the GPU of the draft. n_draft: the draft length of the
-    prediction. offloads: a GPU reads prompts with the layers of the host, too, for which it needs
-    buffers.
+    Layers are counted as in llama.cpp, with the output as one more layer. `n_cpu_ffn`: number of
+    first layers whose experts or dense feed-forward networks stay on the CPU even if the layer is
+    on a GPU. `split`: layers of the target on each GPU; `draft_gpu`: index of the draft's GPU.
+    `n_draft`: draft length at the predicted speed. `offloads`: a GPU computes prompts for the
+    layers of the host, too, and needs buffers for this.
     """
 
     n_gpu_layers: int
@@ -78,9 +78,9 @@ class OffloadPlan:
 def plan_offload(
     target: ModelShape, draft: ModelShape | None, machine: Machine, options: PlacementOptions
 ) -> OffloadPlan:
-    """The fastest plan that fits; else the one that lacks the least memory, with `fits` False.
+    """The fastest plan that fits; else the plan that lacks the least memory, with `fits` False.
 
-    Where memory is short, layers leave the GPU first, since that costs only time; then the context
+    If memory is short, layers leave the GPU first, since that costs only time; then the context
     gets smaller, unless its size was given; then the KV cache gets 8 bits.
     """
     plans: list[OffloadPlan] = []
@@ -95,10 +95,10 @@ def plan_offload(
 def longest_context(
     target: ModelShape, draft: ModelShape | None, machine: Machine, options: PlacementOptions
 ) -> int:
-    """The longest context, at most the one that the target was trained for, that costs nothing.
+    """The longest context, up to the target's training context, that costs no speed.
 
-    The usual one comes first. A longer one may take a share of what that leaves free, but moves no
-    layers off the GPUs.
+    At least the usual context. A longer one may take a share of the memory that the usual context
+    leaves free, but moves no layers off the GPUs.
     """
     most: int = target.n_ctx_train or defaults.N_CTX
     sizes: list[int] = [*range(min(defaults.N_CTX, most), most, _CTX_STEP), most]
@@ -131,7 +131,7 @@ def longest_context(
 def alternatives(
     target: ModelShape, draft: ModelShape | None, machine: Machine, options: PlacementOptions
 ) -> list[tuple[str, OffloadPlan]]:
-    """Plans worth comparing, with their names; the chosen one comes first."""
+    """(name, plan) of plans worth comparing; the chosen plan comes first."""
     chosen = plan_offload(target, draft, machine, options)
 
     def other(of_draft: ModelShape | None = draft, **changed: int) -> OffloadPlan:
@@ -164,7 +164,7 @@ def alternatives(
 def describe(
     plan: OffloadPlan, target: ModelShape, draft: ModelShape | None, machine: Machine
 ) -> str:
-    """A plan for a machine with GPUs, in one line."""
+    """One line that describes a plan for a machine with GPUs."""
     where = f"{plan.n_gpu_layers} of {target.n_layers + 1} layers of the target"
     if plan.n_cpu_ffn and plan.n_gpu_layers:
         where += f" without {ffn_name(target)} of the first {plan.n_cpu_ffn}"
@@ -192,14 +192,14 @@ def describe(
 
 
 def ffn_name(shape: ModelShape) -> str:
-    """What `n_cpu_ffn` counts layers of."""
+    """Name of the parts that `n_cpu_ffn` keeps on the CPU."""
     return "experts" if shape.n_experts else "feed-forward networks"
 
 
 def _caches(
     target: ModelShape, draft: ModelShape | None, options: PlacementOptions
 ) -> Iterator[CacheParams]:
-    """Parameters to try: as asked for, then with less and less memory."""
+    """Parameters to try: first those of the options, then ones that need less and less memory."""
     usual = min(options.n_ctx_usual, target.n_ctx_train or defaults.N_CTX)
     made: CacheParams = replace(options, n_ctx=options.n_ctx or usual)
     yield made
@@ -219,7 +219,7 @@ def _best(
     options: PlacementOptions,
     caches: CacheParams,
 ) -> OffloadPlan:
-    """The fastest plan with these caches that fits; else the fastest."""
+    """The fastest plan with these caches that fits; else the fastest one that does not."""
 
     def rank(plan: OffloadPlan) -> tuple[bool, float, int]:
         return plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)
@@ -240,9 +240,9 @@ def _plans(
     caches: CacheParams,
     offloads: bool,
 ) -> Iterator[OffloadPlan]:
-    """Plans with these caches; those that offload nothing leave all layers on the host."""
+    """All plans with these caches; `offloads` False: only plans with all layers on the host."""
     of_target = _Target(target, machine, caches)
-    n_rows = max(caches.n_draft_max, 2)  # for its own draft
+    n_rows = max(caches.n_draft_max, 2)  # the draft of the draft needs as many rows
     if draft is not None and draft.n_row_values:  # a head
         n_rows = draft.n_step_tokens
     n_ctx = min(options.n_ctx_draft or caches.n_ctx, caches.n_ctx)
@@ -307,7 +307,7 @@ def _plans(
 def _draft_places(
     memory: ModelMemory | None, machine: Machine, options: PlacementOptions
 ) -> Iterator[tuple[int, int | None]]:
-    """GPU layers of the draft, and its GPU; a head in the target's file is where the target is."""
+    """(GPU layers of the draft, its GPU) to try; a head in the target's file follows the target."""
     if memory and memory.shape.is_inside and machine.gpus:
         for n in memory.counts(options.n_gpu_layers) or (memory.n_units, 0):
             yield n, len(machine.gpus) - 1 if n else None
@@ -324,7 +324,7 @@ def _draft_places(
 def _target_places(
     of: _Target, rooms: Sequence[int], options: PlacementOptions
 ) -> Iterator[tuple[int, int]]:
-    """GPU layers of the target, and of how many layers `n_ffn_bytes` stay on the CPU."""
+    """(GPU layers of the target, number of layers whose `n_ffn_bytes` stay on the CPU) to try."""
     kept, n_remote = options.n_cpu_ffn or 0, of.machine.n_remote
     memory = of.memory(kept)
     if not rooms:
@@ -336,7 +336,7 @@ def _target_places(
     n_fitting = memory.n_fitting(rooms, n_remote)
     yield n_fitting, kept
     if n_remote:
-        return  # RPC servers were named to be used, and their speed cannot be predicted
+        return  # the user named RPC servers: use them, as their speed cannot be predicted
     yield 0, kept
     if options.n_cpu_ffn is None and n_fitting < memory.n_units:
         n_layers = memory.shape.n_layers
@@ -351,7 +351,7 @@ def _target_places(
 
 
 class _Target:
-    """The memory and the times of a target, for any number of layers without their networks."""
+    """A target's memory and pass times, as functions of `n_cpu_ffn`."""
 
     def __init__(self, shape: ModelShape, machine: Machine, caches: CacheParams) -> None:
         self.machine = machine
@@ -361,7 +361,7 @@ class _Target:
 
 
 def _on_gpus(memory: ModelMemory, split: Sequence[int], n_remote: int, has_gpu: bool) -> list[int]:
-    """Bytes of the target on each GPU; the first local one computes prompts for the host."""
+    """Bytes of the target on each GPU; the first local GPU computes prompts for the host."""
     found = []
     left = n_layers = sum(split)
     n_gpus = 1 if n_remote else len(split)

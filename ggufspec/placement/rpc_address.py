@@ -13,11 +13,12 @@ from ggufspec.errors import OptionError, RpcError
 
 PORT = 50052  # llama.cpp's default
 _MOST_SERVERS = 16  # GGML_RPC_MAX_SERVERS
-_SECONDS = 5.0  # to connect, and again for the answer
+_SECONDS = 5.0  # timeout to connect, and again to get an answer
 _HOST = re.compile(r"[^\s/\\@\[\]:,;?#%]+")
 
-# From RPC_CMD_HELLO and rpc_msg_hello_rsp of ggml-rpc.cpp. Request: a command, the size of the
-# rest, the client's network features (none but TCP). Answer: a size, three numbers, and more.
+# RPC_CMD_HELLO and rpc_msg_hello_rsp of ggml-rpc.cpp. Request: a command, the size of the
+# remaining bytes, the client's network features (0: TCP only). Answer: its size, three numbers of
+# the version, and further bytes.
 _HELLO = struct.pack("<BQ24x", 14, 24)
 _SIZE = struct.Struct("<Q")
 _VERSION = struct.Struct("BBB")
@@ -35,7 +36,7 @@ class Address(NamedTuple):
 
 
 def addresses(name: str, value: object) -> tuple[Address, ...]:
-    """Parse texts like "host:port", as llama.cpp takes them. Raises OptionError."""
+    """Parse texts in llama.cpp's form "host:port". Raises OptionError."""
     found: list[Address] = []
     for text in validate.texts(name, value):
         address = _address(name, text.strip())
@@ -71,7 +72,7 @@ def _address(name: str, text: str) -> Address:
 
 
 def resolved(address: Address) -> Address:
-    """The address with the host as a number. Raises RpcError."""
+    """The address with the host's name replaced by its IP address. Raises RpcError."""
     try:
         return Address(socket.gethostbyname(address.host), address.port)
     except (OSError, UnicodeError) as error:
@@ -84,8 +85,8 @@ def resolved(address: Address) -> Address:
 def greet(address: Address, seconds: float = _SECONDS) -> str:
     """The server's version of the protocol, such as "7.0.0". Raises RpcError.
 
-    seconds: the timeout to connect, and then to get an answer. ggml itself waits forever for a
-    silent server, and aborts the process on any other answer.
+    `seconds`: timeout to connect, and again to get an answer. Without this check, ggml would wait
+    forever for a silent server, and abort the process on a wrong answer.
     """
     try:
         connection = socket.create_connection(address, timeout=seconds)
@@ -101,7 +102,7 @@ def greet(address: Address, seconds: float = _SECONDS) -> str:
             (n_bytes,) = _SIZE.unpack(_receive(connection, _SIZE.size, deadline))
             if not _VERSION.size <= n_bytes <= _MOST_BYTES:
                 raise RpcError(
-                    f"what listens at {address} is not an RPC server of llama.cpp: it does not "
+                    f"the server at {address} is not an RPC server of llama.cpp: it does not "
                     "speak the protocol. Check host and port"
                 )
             reply = _receive(connection, n_bytes, deadline)

@@ -1,4 +1,4 @@
-"""Predicts the seconds of a pass, and so tokens per second, from bytes and bandwidths."""
+"""Predicts seconds per pass and tokens per second from bytes and bandwidths."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import NamedTuple
 from ggufspec.common.toml import read_toml
 from ggufspec.models.shape import ModelShape
 
-# The share of a GPU's nominal bandwidth that small batches of quantized weights get, and seconds of
-# a layer, however small (kernel launches): 8 B Q3_K_L wrote 87 tokens/s on a 4090 (1,008 GB/s) and
-# 212 on an H200 (4,800 GB/s), gpt-oss-20b 324 there.
+# Share of a GPU's nominal bandwidth that small batches of quantized weights reach, and least
+# seconds per layer (kernel launches). Fitted to: 8 B Q3_K_L with 87 tokens/s on a 4090 (1,008 GB/s)
+# and 212 on an H200 (4,800 GB/s), gpt-oss-20b with 324 on the H200.
 GPU_EFFICIENCY = 0.47
 LAYER_SECONDS = 75e-6
 GPU_BANDWIDTH = 400e9  # bytes/s, nominal, of a GPU that is not in speeds.toml
 HOST_BANDWIDTH = 40e9  # bytes/s that a CPU gets from its memory: two channels of DDR5
-GPU_SLOPE = 0.09  # what each further token of a batch adds, as a share of a pass over one token
+GPU_SLOPE = 0.09  # cost of each further token of a batch, in passes over one token
 HOST_SLOPE = 0.4
-_PACKED = 0.7  # share of its bandwidth that a CPU gets where weights must be unpacked first
+_PACKED = 0.7  # share of its bandwidth that a CPU reaches if weights must be unpacked first
 _PACKED_BITS = 7  # weights of fewer bits are unpacked
-TRANSFER_BANDWIDTH = 12e9  # bytes/s between CPU and GPU: half of PCIe 4.0 x16, a judgement
-# From so many tokens on, llama.cpp copies the weights of layers on the CPU to a GPU and computes
-# there (op_offload, GGML_OP_OFFLOAD_MIN_BATCH).
+TRANSFER_BANDWIDTH = 12e9  # bytes/s between CPU and GPU: half of PCIe 4.0 x16 [judgement]
+# From this number of tokens on, llama.cpp copies the weights of layers on the CPU to a GPU and
+# computes them there (op_offload, GGML_OP_OFFLOAD_MIN_BATCH).
 _N_COPIED = 32
 _N_ANEW = 8  # MMVQ_MAX_BATCH_SIZE
 _UNION_POWER = 0.785
-_NOTED = (2, 4, 8)
-SPLIT_SECONDS = 60e-6  # of a layer that is computed by a GPU and the CPU: to hand over twice
+_NOTED = (2, 4, 8)  # numbers of tokens in `experts_note`
+SPLIT_SECONDS = 60e-6  # per layer that GPU and CPU compute together: two transfers
 _CACHE_VALUE_BYTES = 2
 N_DRAFT_MOST = 16
-# Types that llama.cpp's CPU kernels compute for several tokens at once, as measured: see the guide
-# of models/ (IQ4_NL: by its source).
+# Types for which llama.cpp's CPU kernels compute several tokens at once: measured, see the guide of
+# models/ (IQ4_NL: according to its source).
 _BATCHED_TYPES = ("Q4_0", "Q5_0", "IQ4_NL", "F16", "BF16")
 
 
 class Bandwidths(NamedTuple):
-    """Effective bytes/s of small batches, and what a further token of a batch adds to a pass.
+    """Effective bytes/s of small batches, and slopes: cost of each further token of a batch.
 
-    host: for weights that need no unpacking. gpu_layer: seconds that each layer on a GPU takes
-    besides. transfer: between CPU and GPU; 0 without a GPU.
+    `host`: for weights that need no unpacking. `gpu_layer`: additional seconds for each layer on a
+    GPU. `transfer`: bytes/s between CPU and GPU; 0 without a GPU.
     """
 
     gpu: float = GPU_BANDWIDTH * GPU_EFFICIENCY
@@ -55,16 +55,16 @@ class Bandwidths(NamedTuple):
 
 @cache
 def known_bandwidth(description: str) -> float | None:
-    """Nominal bytes/s of a GPU by its name; None if it is not in speeds.toml."""
+    """Nominal bytes/s of a GPU, looked up by its name; None if it is not in speeds.toml."""
     known: dict[str, int] = read_toml(Path(__file__).with_suffix(".toml"))["gpus"]
     found = [name for name in known if name in description]
     return known[max(found, key=len)] * 1e9 if found else None
 
 
 def type_note(matrix_type: str, is_ours: bool) -> str:
-    """A line on what the type of a target's matrices means for speculation on a CPU.
+    """A line that says what the type of a target's matrices means for speculation on a CPU.
 
-    is_ours: ggufspec has kernels for it.
+    `is_ours`: ggufspec has kernels for the type.
     """
     if is_ours or matrix_type in _BATCHED_TYPES:
         own = ", with ggufspec's kernels," if is_ours else ""
@@ -75,7 +75,7 @@ def type_note(matrix_type: str, is_ours: bool) -> str:
 
 
 def experts_note(n_experts: int, n_used: int) -> str:
-    """A line on what a mixture of experts means for speculation."""
+    """A line that says what a mixture of experts means for speculation."""
     factors = (n_union(n, n_experts, n_used) / n_used for n in _NOTED)
     return (
         f"{n_used} of {n_experts} for each token: passes over {_listed(_NOTED)} tokens read "
@@ -90,17 +90,17 @@ def _listed(values: Iterable[object]) -> str:
 
 
 class Shares(NamedTuple):
-    """Seconds of a pass over one token: of its layers on the CPU, and of those on GPUs."""
+    """Seconds of a pass over one token, spent in layers on the CPU and in layers on GPUs."""
 
     host: float
     gpu: float
 
 
 class _Weights(NamedTuple):
-    """Bytes that a pass over one token reads, or what they are multiplied by for several."""
+    """Bytes that a pass over one token reads, or the factors for a pass over several tokens."""
 
     dense: float
-    experts: float  # of those that the token is routed to
+    experts: float  # only the experts that the token uses
 
     def times(self, factors: _Weights) -> float:
         return self.dense * factors.dense + self.experts * factors.experts
@@ -115,8 +115,8 @@ class PassTimes:
     def __init__(
         self, shape: ModelShape, bandwidths: Bandwidths, n_cpu_ffn: int = 0, n_depth: int = 0
     ) -> None:
-        """n_cpu_ffn: the first layers whose `n_ffn_bytes` stay on the CPU. n_depth: tokens in the
-        cache, all of which a pass reads."""
+        """`n_cpu_ffn`: number of first layers whose `n_ffn_bytes` stay on the CPU. `n_depth`:
+        number of tokens in the cache, which each pass reads."""
         self._bandwidths = bandwidths
         self._n_step_tokens, self._n_per_step = shape.n_step_tokens, shape.n_per_step
         self._host = bandwidths.host * (_PACKED if shape.n_bits < _PACKED_BITS else 1.0)
@@ -142,12 +142,12 @@ class PassTimes:
         self._n_embd, self._n_vocab = shape.n_embd, shape.n_vocab
 
     def drafting(self, n_gpu_layers: int, n_tokens: int) -> float:
-        """Seconds of the passes that draft `n_tokens`."""
+        """Seconds of the draft passes for `n_tokens` drafted tokens."""
         n_steps = math.ceil(n_tokens / self._n_per_step)
         return n_steps * self.seconds(n_gpu_layers, self._n_step_tokens) if n_steps else 0.0
 
     def shares(self, n_gpu_layers: int) -> Shares:
-        """A pass over one token, without transfers."""
+        """Seconds of a pass over one token, without transfers."""
         return self._shares(n_gpu_layers, _ONCE, _ONCE)
 
     def _shares(self, n_gpu_layers: int, of_host: _Weights, of_gpu: _Weights) -> Shares:
@@ -164,7 +164,7 @@ class PassTimes:
         host, gpu = self._shares(n_gpu_layers, of_host, of_gpu)
         moved = 0.0
         if n_gpu_layers and at.transfer:
-            # A hidden state and the logits, and two states for each layer that is split.
+            # A hidden state and the logits, and two hidden states for each split layer.
             n_values = self._n_embd * (1 + 2 * n_split) + self._n_vocab
             moved = 4 * n_tokens * n_values / at.transfer + n_split * SPLIT_SECONDS
         if n_tokens >= _N_COPIED and self.copying_pays(n_tokens):
@@ -177,7 +177,7 @@ class PassTimes:
         return gpu + host + moved
 
     def copying_pays(self, n_tokens: int) -> bool:
-        """Whether layers on the CPU are faster on a GPU in such a pass, weights copied."""
+        """Whether copying the CPU's layers to a GPU makes a pass over `n_tokens` faster."""
         at = self._bandwidths
         if not at.transfer:
             return False
@@ -189,17 +189,17 @@ class PassTimes:
         return self._factors(n_tokens, self._bandwidths.host_slope, self._read(n_tokens))
 
     def _of_gpu(self, n_tokens: int) -> _Weights:
-        # CUDA's kernel for a few tokens (mul_mat_vec_q_moe) reads the experts of each token anew.
-        # That for more needs no less time: gpt-oss-20b on an H200, ms for 1, 2, 4, 8, 9, 16, 32
-        # tokens: 3.1, 3.6, 5.5, 9.2, 12.4, 14.8, 18.8.
+        # CUDA's kernel for a few tokens (mul_mat_vec_q_moe) reads experts again for each token. The
+        # kernel for more tokens takes at least as long: gpt-oss-20b on an H200, ms for 1, 2, 4, 8,
+        # 9, 16, 32 tokens: 3.1, 3.6, 5.5, 9.2, 12.4, 14.8, 18.8.
         n_anew = min(n_tokens, _N_ANEW)
         further = self._read(n_tokens).experts - self._read(n_anew).experts
         read = _Weights(1.0, n_anew + further)
         return self._factors(n_tokens, self._bandwidths.gpu_slope, read)
 
     def _factors(self, n_tokens: int, slope: float, read: _Weights) -> _Weights:
-        """More to read, and for each weight that is read more to compute."""
-        further = n_tokens - read.experts  # tokens of an expert after its first one
+        """Factors on the seconds of one token: more weights are read, and each is used longer."""
+        further = n_tokens - read.experts  # further tokens of experts that are read already
         return _Weights(1 + slope * (n_tokens - 1), read.experts + slope * further)
 
     def _read(self, n_tokens: int) -> _Weights:
@@ -209,17 +209,17 @@ class PassTimes:
 
 
 def n_union(n_tokens: int, n_experts: int, n_used: int) -> float:
-    """How many of a layer's experts `n_tokens` successive tokens use together, `n_used` each.
+    """Number of different experts of a layer that `n_tokens` successive tokens use, `n_used` each.
 
-    As if so many tokens chose independently as `n_tokens` to a power: of 256 experts, 8 for each
-    token, 8 tokens used 39 and 15 used 59 (independent choices: 57 and 97; lucebox#501).
+    Modelled as n_tokens ** _UNION_POWER independent choices. Measured: of 256 experts, 8 per token,
+    8 tokens used 39 and 15 used 59 (independent choices: 57 and 97; lucebox#501).
     """
     n_independent: float = n_tokens**_UNION_POWER
     return float(n_experts * (1 - (1 - n_used / n_experts) ** n_independent))
 
 
 class SpeedPrediction(NamedTuple):
-    """The fastest draft length, or the given one, with its predicted speed."""
+    """A draft length, the fastest or the given one, with its predicted speed."""
 
     n_draft: int
     tokens_per_second: float
@@ -233,9 +233,9 @@ def predict_speed(
     acceptance: float,
     n_draft: int | None = None,
 ) -> SpeedPrediction:
-    """Tokens per second, with the acceptance rate of a token if those before it were accepted.
+    """The predicted speed with `n_draft` tokens per draft (None: the fastest length; 0: plain).
 
-    n_draft: None for the fastest length; 0 is plain decoding.
+    `acceptance`: acceptance rate of a token if the tokens before it were accepted.
     """
     lengths = range(N_DRAFT_MOST + 1) if n_draft is None else [n_draft]
     found = []

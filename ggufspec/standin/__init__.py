@@ -1,4 +1,4 @@
-"""Stand-ins: files with the size and speed of other models, to measure without a download."""
+"""Stand-ins: model files with the size and speed of other models, to measure without a download."""
 
 from ggufspec.models.gguf_file import GgufFile, check_path, write
 from ggufspec.standin.file import plan

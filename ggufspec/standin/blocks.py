@@ -1,4 +1,4 @@
-"""Encodes weights in llama.cpp's types (ggml-quants.c): exact -1, 0 and 1, and random ones."""
+"""Encodes weights in llama.cpp's types (ggml-quants.c): exactly -1, 0 and 1, or random weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ggufspec.models.tensors import TYPES
 Bytes = NDArray[Any]  # uint8
 Signs = NDArray[np.int8]
 
-FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of each
+FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes per number
 _WEIGHT = 0.02  # root mean square of a random weight, as in an untrained model
-_NOTHING = -100  # the exponent in place of a scale of zero, which E8M0 lacks; no denormal numbers
+_NOTHING = -100  # exponent used for a scale of zero, which E8M0 lacks; avoids denormal numbers
 
 
 def _half(scale: float) -> bytes:
@@ -24,18 +24,17 @@ def _half(scale: float) -> bytes:
 
 
 def _exponent(scale: float) -> bytes:
-    """The nearest power of two, E8M0; for zero 2**-100, which no sum with ones notices."""
+    """The nearest power of two in E8M0; for zero 2**-100, too small to change a sum."""
     return bytes([127 + (round(math.log2(scale)) if scale else _NOTHING)])
 
 
 class BlockLayout(NamedTuple):
-    """How a block is written.
+    """The byte layout of a block.
 
-    pack: signs (n_blocks, n_values) -> the fields of a block in order, each (n_blocks, n), or bytes
-    that are the same in every block.
-    scales: offsets of numbers, and which multiple of the scale each is.
-    n_steps: about the root mean square of random quants, in multiples of the scale.
-    number: the bytes of such a number.
+    `pack`: signs (n_blocks, n_values) -> the fields of a block in order, each (n_blocks, n), or
+    bytes that are the same in every block. `scales`: (offset, factor) of each number in a block
+    that is a multiple of the scale. `n_steps`: approximate root mean square of random quants, in
+    multiples of the scale. `number`: encodes a scale.
     """
 
     pack: Callable[[Signs], Sequence[NDArray[Any] | bytes]]
@@ -45,7 +44,7 @@ class BlockLayout(NamedTuple):
 
 
 def encode(kind: str, signs: Signs, scale: float) -> Bytes:
-    """Rows of `scale` times -1, 0 or 1, as bytes of a type. (n_rows, n) -> (n_rows, row_bytes)."""
+    """Encode `scale` * `signs` in a type: (n_rows, n) of -1, 0 or 1 -> (n_rows, row_bytes)."""
     if kind in FLOATS:
         return floats(kind, signs * np.float32(scale))
     layout = LAYOUTS[kind]
@@ -55,17 +54,18 @@ def encode(kind: str, signs: Signs, scale: float) -> Bytes:
 
 
 def floats(kind: str, values: NDArray[np.float32]) -> Bytes:
-    """Rows of numbers as bytes of a type of FLOATS. (n_rows, n) -> (n_rows, row_bytes)."""
+    """Encode numbers in a type of FLOATS: (n_rows, n) -> (n_rows, row_bytes)."""
     data: Bytes = values.astype("<f2" if kind == "F16" else "<f4").view(np.uint8)
-    if kind == "BF16":  # the upper half of each
+    if kind == "BF16":  # the upper half of an F32
         data = data.reshape(len(values), -1, 4)[:, :, 2:].reshape(len(values), -1)
     return data
 
 
 def random_pool(kind: str, n_bytes: int, seed: int, *, is_zero: bool) -> Bytes:
-    """About `n_bytes` of random weights in whole blocks with finite scales.
+    """About `n_bytes` of random weights, in whole blocks with finite scales.
 
-    is_zero: scales are zero, so every weight is zero whatever its bits (MXFP4: below 1e-28).
+    `is_zero`: scales are zero, so all weights are zero although their bits are random (MXFP4: below
+    1e-28).
     """
     random = np.random.default_rng(seed)
     if kind in FLOATS:
@@ -95,30 +95,30 @@ def _joined(fields: Sequence[NDArray[Any] | bytes]) -> Bytes:
 
 
 def _nibbles(quants: Signs, half: int) -> Bytes:
-    """Four bits each: of 2 * half values, the first half goes into the lower bits."""
+    """Pack values into four bits each: of 2 * half values, the first half is in the lower bits."""
     parts = quants.view(np.uint8).reshape(len(quants), -1, 2, half)
     packed: Bytes = parts[:, :, 0] | parts[:, :, 1] << 4
     return packed.reshape(len(quants), -1)
 
 
 def _crumbs(quants: Signs) -> Bytes:
-    """Two bits each: of 128 values, each quarter goes two bits higher."""
+    """Pack values into two bits each: of 128 values, each quarter is two bits higher."""
     parts = quants.view(np.uint8).reshape(len(quants), 2, 4, 32)
     packed: Bytes = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
     return packed.reshape(len(quants), -1)
 
 
 def _bits(are_set: NDArray[np.bool_]) -> Bytes:
-    """One bit each, of eight values along the second axis."""
+    """Pack values into one bit each, eight along the second axis per byte."""
     return np.packbits(are_set, axis=1, bitorder="little").reshape(len(are_set), -1)
 
 
-_SCALE = bytes(2)  # set afterwards
-_ONES = b"\x01" * 8 + b"\x11" * 4  # scales and minimums of six bits
-_ONES_OF_Q3_K = b"\x11" * 8 + b"\xaa" * 4  # scales of 33, less 32
+_SCALE = bytes(2)  # placeholder, set by _set_scales
+_ONES = b"\x01" * 8 + b"\x11" * 4  # six-bit scales and minimums of 1
+_ONES_OF_Q3_K = b"\x11" * 8 + b"\xaa" * 4  # scales of 1, stored as 33
 
-# The numbers in a block are the signs plus the zero of the type; `s & 15` and `s & 3` are the lower
-# bits of numbers around 16, 32 and 4. MXFP4 has floats of four bits: 2 is 1, 10 is -1.
+# The numbers in a block are the signs plus the type's zero point; `s & 15` and `s & 3` are the
+# lower bits if the zero point is 16, 32 or 4. MXFP4 has four-bit floats: 2 is 1, 10 is -1.
 LAYOUTS = {
     "Q4_0": BlockLayout(lambda s: [_SCALE, _nibbles(s + 8, 16)], ((0, 1),), 4.6),
     "Q4_1": BlockLayout(lambda s: [_SCALE, _SCALE, _nibbles(s + 1, 16)], ((0, 1), (2, -1)), 7.9),
@@ -153,7 +153,7 @@ LAYOUTS = {
 
 
 def repeated(kind: str, pool: Bytes, n_before: int, n_bytes: int) -> Iterator[memoryview]:
-    """`n_bytes` of a pool, repeated cyclically, starting after its first `n_before` blocks."""
+    """`n_bytes` bytes of a pool that is repeated cyclically, after its first `n_before` blocks."""
     view = pool.data
     start = n_before * TYPES[kind].n_bytes % len(view)
     while n_bytes:

@@ -1,4 +1,4 @@
-"""Plans a stand-in: a file with the speed and memory of a model, but other text."""
+"""Plans a stand-in: a model file with the speed and memory of another model, but other text."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ggufspec.standin.next_token_table import words_of
 from ggufspec.standin.source import check_supported, source_of, without_mtp
 from ggufspec.standin.weights import Weights
 
-_RECIPE = 1  # raise it when other bytes are written: stand-ins of two recipes do not agree
+_RECIPE = 1  # raise it when the written bytes change: stand-ins of two recipes do not agree
 _LEAST_VOCABULARY = 512  # bytes and some words
-_LEAST_MARGIN = 0.25  # of the largest logit: how far it must be ahead of the next
+_LEAST_MARGIN = 0.25  # least distance from the largest to the next logit, as a share of it
 _MATRIX_TYPES = {*FLOATS, *LAYOUTS}
 _VECTOR_TYPES = {"F32", "F16"}
 _BOS, _EOS = 256, 257
@@ -29,13 +29,13 @@ _SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vow
 def plan(
     like: str | Header, agreement: float = 1.0, mtp_agreement: float | None = None
 ) -> GgufFile:
-    """The stand-in for a model, by its header or by a name that `source_of` takes.
+    """The stand-in for a model, given by its header or by a name that `source_of` accepts.
 
-    agreement: the share of tokens after which it has the successor of the table that all stand-ins
-    of its vocabulary share: 1.0 for a target; for a draft, the acceptance rate of a drafted token
-    if those before it were accepted. mtp_agreement: that of its MTP head; None: without the head.
-    Raises ModelError for a model that is not supported or has no MTP head, OptionError for an
-    agreement outside 0 to 1.
+    `agreement`: the share of tokens whose successor is that of the table, which all stand-ins of a
+    vocabulary share. It is 1.0 for a target; for a draft, it is the acceptance rate of a drafted
+    token if the tokens before it were accepted. `mtp_agreement`: the same for the MTP head; None:
+    the head is left out. Raises ModelError for a model that is not supported or has no MTP head,
+    OptionError for an agreement outside 0 to 1.
     """
     for share in (agreement, 0 if mtp_agreement is None else mtp_agreement):
         if not 0 <= share <= 1:
@@ -85,7 +85,7 @@ def _check(of: Header, n_vocab: int) -> None:
 
 
 def _vocabulary_values(n_vocab: int) -> dict[str, Any]:
-    """The metadata of a tokenizer: single bytes, begin and end of text, made-up words, padding."""
+    """Metadata of a tokenizer with single bytes, begin and end of text, made-up words, padding."""
     words = words_of(n_vocab)
     kinds = [_NORMAL] * words.stop + [_UNUSED] * (n_vocab - words.stop)
     kinds[_BOS] = kinds[_EOS] = _CONTROL
@@ -105,7 +105,7 @@ def _vocabulary_values(n_vocab: int) -> dict[str, Any]:
 
 
 def _made_up_words() -> Iterator[bytes]:
-    """Of three syllables, of which the first changes fastest; then of four."""
+    """All words of three syllables, the first syllable changing fastest; then all words of four."""
     for n in (3, 4):
         for syllables in product(_SYLLABLES, repeat=n):
             yield ("Ġ" + "".join(syllables[::-1])).encode()  # Ġ: a space

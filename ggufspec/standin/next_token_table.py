@@ -1,4 +1,4 @@
-"""The next-token table of stand-ins, and a draft's errors in it, from a hash: see the guide."""
+"""The next-token table of stand-ins and a draft's errors in it, made by hashing: see the guide."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 _N_SPECIAL = 258  # 256 bytes, and the tokens for the beginning and the end of a text
-_PADDED = 1024  # vocabularies that differ by padding share the words below the last multiple
-# Seeds of the hash, one for each use of it.
+_PADDED = 1024  # words end at a multiple of this, so that padding does not change them
+# Seeds of the hash, one for each purpose.
 _ORDER, _ENTRY, _CHANCE, _RUNS, _FLIPS, _SHUFFLE, _CODE = range(1 << 40, 8 << 40, 1 << 40)
-_BITS = 6  # a scrambled sequence has 64 members, then the next one begins
+_BITS = 6  # each scrambled sequence has 2**6 members
 _SHUFFLED = 8
 _LONGEST_RUN = 1 << 24
 
 
 def words_of(n_vocab: int) -> range:
-    """The tokens that are words; the same for vocabularies that differ in their padding only."""
+    """The tokens that are words; the same for vocabularies that differ only in their padding."""
     return range(_N_SPECIAL, n_vocab - n_vocab % _PADDED or n_vocab)
 
 
 def successors(n_vocab: int, agreement: float) -> NDArray[np.int64]:
-    """The token that follows each: (n_vocab,), always a word.
+    """The successor of each token: (n_vocab,), always a word.
 
-    The share `agreement` of the words is followed by the next one of the cycle, the others by a
-    wrong one. Tokens that are no words (as in a prompt) lead onto the cycle, each to its own place.
+    The share `agreement` of the words is followed by the next word of the cycle, the other words by
+    a wrong one. Tokens that are not words (as in a prompt) are followed by various words.
     """
     words = words_of(n_vocab)
     n = len(words)
@@ -39,7 +39,7 @@ def successors(n_vocab: int, agreement: float) -> NDArray[np.int64]:
 
 
 def is_right(n: int, agreement: float) -> NDArray[np.bool_]:
-    """Which of `n` steps along the cycle lead to the next word: (n,)."""
+    """For each of `n` places in the cycle, whether the next word follows: (n,)."""
     steps = np.ones(n, np.bool_)
     if agreement < 1:
         log = np.log(agreement) if agreement > 0 else -np.inf
@@ -50,9 +50,9 @@ def is_right(n: int, agreement: float) -> NDArray[np.bool_]:
 
 
 def codes(tokens: NDArray[np.int64], n: int) -> NDArray[np.int8]:
-    """A row of signs for each token, -1 or 1: (len(tokens), n). Rows are nearly orthogonal.
+    """Nearly orthogonal rows of -1 or 1, one per token: (len(tokens), n).
 
-    The product of a row with itself is n, with another about sqrt(n). The first column is all 1.
+    The product of a row with itself is n, with another about sqrt(n). The first column is 1.
     """
     n_words = -(-n // 64)
     at = tokens.astype(np.uint64)[:, None] * np.uint64(n_words) + np.arange(n_words, dtype="u8")
@@ -63,10 +63,10 @@ def codes(tokens: NDArray[np.int64], n: int) -> NDArray[np.int8]:
 
 
 def _spread(n: int) -> NDArray[np.float64]:
-    """(n,) numbers between 0 and 1; any few neighbours are spread evenly.
+    """(n,) numbers between 0 and 1; even a few successive ones are spread evenly.
 
-    The van der Corput sequence with Owen's scrambling: a hash of the bits before decides whether a
-    bit is flipped. Groups of eight are shuffled, since otherwise large and small numbers alternate.
+    The van der Corput sequence with Owen's scrambling: a hash of the preceding bits decides whether
+    a bit is flipped. Groups of eight are shuffled; else large and small numbers would alternate.
     """
     at = np.arange(-(-n // _SHUFFLED) * _SHUFFLED, dtype=np.uint64)
     shuffle = np.argsort(_hashed(at, _SHUFFLE).reshape(-1, _SHUFFLED), axis=1, kind="stable")
@@ -82,7 +82,7 @@ def _spread(n: int) -> NDArray[np.float64]:
 
 
 def _fractions(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Numbers in (0, 1], from hashes."""
+    """Numbers in (0, 1], made from hashes."""
     return ((hashed >> np.uint64(11)) + np.uint64(1)) / float(1 << 53)  # type: ignore[no-any-return]
 
 

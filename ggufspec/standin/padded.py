@@ -1,4 +1,4 @@
-"""The embedded target padded with zeros; it computes the same function: see the guide."""
+"""Pads the embedded target with zeros: it costs more but computes the same, see the guide."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MIN_PARAMS = 10_000_000
 _MAX_PARAMS = 8_000_000_000
 _TOLERANCE = 1.05  # models called "8B" have up to 8.2
 _LAYER_STEP = 4
-_WIDE_LAYERS = 12  # the width is the largest that leaves this many layers
+_WIDE_LAYERS = 12  # the width is the largest that still allows this many layers
 _CHUNK = 4 << 20
 
 
 def parse_size(text: str) -> int:
-    """The number of parameters that "250M", "1B" or "1.5b" means.
+    """The number of parameters in a text such as "250M", "1B" or "1.5b".
 
-    Raises OptionError for any other text and for sizes that `padded_target` does not write.
+    Raises OptionError for any other text and for sizes that `padded_target` cannot write.
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([MB])", text.strip(), re.IGNORECASE)
     if match is None:
@@ -52,10 +52,10 @@ def parse_size(text: str) -> int:
 
 
 def plan_dimensions(n_params: int) -> Dimensions:
-    """The dimensions nearest to a number of parameters, within 16 %.
+    """Dimensions with about `n_params` parameters, within 16 %.
 
-    The widest that leaves twelve layers, in doublings of the embedded width; then the nearest
-    number of layers, in steps of four. Raises OptionError for sizes that are out of range.
+    The width is doubled from the embedded target's as long as at least twelve layers remain; then
+    the number of layers is the nearest multiple of four. Raises OptionError for other sizes.
     """
     _check_size(n_params)
     n_embd = 256
@@ -66,12 +66,13 @@ def plan_dimensions(n_params: int) -> Dimensions:
 
 
 def padded_file(n_params: int) -> GgufFile:
-    """The file that `padded_target` would write. Raises OptionError as `plan_dimensions`."""
+    """The file that `padded_target` writes. Raises OptionError as `plan_dimensions`."""
     dimensions, source = plan_dimensions(n_params), _read_source()
     tensors = tensors_of(dimensions, "F16")
     n_doublings = (dimensions.n_embd // source.n_embd).bit_length() - 1
     n_copies = 1 + n_doublings % 2
-    filled = n_copies * source.n_embd / dimensions.n_embd  # of the residual stream; a power of 4
+    # Share of the residual stream's columns that are not 0: a power of 4.
+    filled = n_copies * source.n_embd / dimensions.n_embd
     return GgufFile(
         source.values | _values(dimensions, source, filled),
         tensors,
@@ -80,7 +81,7 @@ def padded_file(n_params: int) -> GgufFile:
 
 
 def cached_target(n_params: int, cache_dir: Path) -> Path | None:
-    """The file that `padded_target` would return without writing it, or None.
+    """The padded target if it is in the cache folder already, else None.
 
     Raises OptionError as `plan_dimensions`, never CacheError.
     """
@@ -90,12 +91,12 @@ def cached_target(n_params: int, cache_dir: Path) -> Path | None:
 
 
 def padded_target(n_params: int, cache_dir: Path, progress: Progress | None = None) -> Path:
-    """A target with about `n_params` parameters: from the cache folder, or written there.
+    """Path of a target with about `n_params` parameters in the cache folder; written if missing.
 
-    progress: called with bytes done and bytes in all while it is written. Memory stays small at any
-    size. A file that is cut short or has another header is written again.
+    `progress`: called with the bytes written so far and in total. Memory stays small at any size. A
+    file that is cut short or has another header is written again.
 
-    Raises OptionError as `plan_dimensions`, CacheError if the folder or the disk does not take it.
+    Raises OptionError as `plan_dimensions`, CacheError if the file cannot be written.
     """
     file = padded_file(n_params)
     path = cache_dir / _file_name(file)
@@ -103,7 +104,7 @@ def padded_target(n_params: int, cache_dir: Path, progress: Progress | None = No
         try:
             write_whole(path, file.n_bytes, file.chunks(), progress)
         except CacheError:
-            if not file.is_at(path):  # otherwise another process was first
+            if not file.is_at(path):  # else another process has written it
                 raise
     return path
 
@@ -137,7 +138,7 @@ def _layers_that_fit(n_embd: int, n_params: int) -> float:
 
 def _check_size(n_params: float) -> None:
     if n_params < _MIN_PARAMS:
-        reason = "hardly larger than the embedded target, which has 7.2M"
+        reason = "not much larger than the embedded target, which has 7.2M"
     elif n_params > _MAX_PARAMS * _TOLERANCE:
         reason = "too large for a file that is written on demand"
     else:
@@ -156,7 +157,7 @@ def _format_params(n_params: float) -> str:
 
 @dataclass(frozen=True)
 class _Source:
-    """The embedded target. data: F16 matrices (n_rows, row_bytes), F32 vectors (row_bytes,)."""
+    """The embedded target. `data`: F16 matrices (n_rows, row_bytes), F32 vectors (row_bytes,)."""
 
     sha256: str
     values: dict[str, Any]
@@ -178,7 +179,7 @@ def _read_source() -> _Source:
 
 
 def _dequantized(tensor: Tensor, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Q8_0 as F16, F32 as it is."""
+    """A Q8_0 tensor converted to F16; an F32 tensor as it is."""
     data = data[: tensor.n_bytes]
     if tensor.type == "F32":
         return data
@@ -188,7 +189,7 @@ def _dequantized(tensor: Tensor, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _values(of: Dimensions, source: _Source, filled: float) -> dict[str, Any]:
-    """The metadata that differs from the source's."""
+    """The metadata in which a padded file differs from its source."""
     size = _format_params(n_params_of(of))
     epsilon = "llama.attention.layer_norm_rms_epsilon"
     return {
@@ -212,7 +213,7 @@ def _values(of: Dimensions, source: _Source, filled: float) -> dict[str, Any]:
 
 
 def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -> Iterator[Chunk]:
-    """The data of a tensor: the source's in the corner, zeros elsewhere."""
+    """The data of a tensor: the source's tensor in the top-left corner, zeros elsewhere."""
     data = source.data.get(tensor.name)
     n_done = 0
     if data is not None and len(tensor.shape) == 1:
@@ -229,7 +230,10 @@ def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -
 
 
 def _repeated(name: str, data: NDArray[np.uint8], n_copies: int) -> NDArray[np.uint8]:
-    """Tensors that write to the residual stream, n times: embeddings by column, others by row."""
+    """The data; repeated `n_copies` times if the tensor writes to the residual stream.
+
+    Embeddings are repeated along their columns, other tensors along their rows.
+    """
     if name.startswith("token_embd"):
         return np.tile(data, (1, n_copies))
     if name.endswith(("attn_output.weight", "ffn_down.weight")):

@@ -1,4 +1,4 @@
-"""Finds the model that a stand-in is like: its header, read from a file or made from dimensions."""
+"""Finds the header of the model that a stand-in imitates, in a file or from known dimensions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _KNOWN_QUANTIZATIONS = f"; supported are {', '.join(FILE_TYPES)}"
 
 
 def source_of(name: str, registry: Registry | None = None) -> Header:
-    """The model of a name: a file, a registered model, or registered dimensions and a quantization.
+    """The header of a named model: a file, a registered model, or dimensions with a quantization.
 
-    `70B-Q3_K_S`, `model.gguf`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. A file on this machine is
-    read. registry: None: the shipped one with the user's. Raises ModelError.
+    Examples: `model.gguf`, `70B-Q3_K_S`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. If the model's
+    file is on this machine, its header is read. `registry`: None: the shipped registry with the
+    user's. Raises ModelError.
     """
     registry = registry or load_registry()
     known = {entry.shape.name: entry.shape for entry in registry.models.values() if entry.shape}
@@ -55,7 +56,7 @@ def source_of(name: str, registry: Registry | None = None) -> Header:
         raise ModelError(f"the name of {name} has no quantization{_KNOWN_QUANTIZATIONS}")
     made = source_from_dimensions(name, found, wanted)
     if found.tied and entry is not None and entry.size is not None:
-        # Some files have an output matrix of their own all the same; the size shows it.
+        # Some files of tied models have a separate output matrix; their size shows it.
         untied = source_from_dimensions(name, replace(found, tied=False), wanted)
         if untied.n_tensor_bytes <= entry.size:
             return untied
@@ -63,7 +64,7 @@ def source_of(name: str, registry: Registry | None = None) -> Header:
 
 
 def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Header:
-    """The header of a model of these dimensions, quantized as llama-quantize does.
+    """The header of a model with these dimensions, with the types that llama-quantize would choose.
 
     Raises ModelError for an architecture or a quantization that is not supported.
     """

@@ -1,4 +1,4 @@
-"""The weights of a stand-in, made so that its text follows the next-token table: see the guide."""
+"""Makes the weights of a stand-in, so that its text follows the next-token table: see the guide."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ggufspec.standin.blocks import Signs, encode, floats, random_pool, repeated
 from ggufspec.standin.next_token_table import codes, successors
 from ggufspec.standin.router import router
 
-_LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0
-_CARRIED = 16.0  # how much larger the successor's code is than the token's own, in tied models
-_GATE = 8.0  # large enough for an activation to leave it almost unchanged
+_LARGEST_LOGIT = 40.0  # the others are around 0, with a standard deviation of 40 / sqrt(width)
+_CARRIED = 16.0  # size of the successor's code relative to the token's own code, in tied models
+_GATE = 8.0  # large enough that an activation function leaves it almost unchanged
 _POOL_BYTES = 4 << 20
-_CHUNK_VALUES = 2 << 20  # values of rows that are made at once
+_CHUNK_VALUES = 2 << 20  # number of values made at once
 _STEP = 1_000_003  # blocks; a prime, so that tensors begin at different places of a pool
 
 
@@ -52,7 +52,7 @@ class Weights:
             return self._rows(tensor, lambda rows: codes(after[rows], self._n_embd))
         if name == "output.weight" or name.endswith("nextn.shared_head_head.weight"):
             return self._rows(tensor, lambda rows: codes(rows, self._n_embd))
-        if name.endswith("nextn.eh_proj.weight"):  # the token's embedding, not the hidden state
+        if name.endswith("nextn.eh_proj.weight"):  # passes on the embedding, not the hidden state
             return self._rows(
                 tensor, lambda rows: np.eye(len(rows), tensor.shape[0], rows[0], "i1")
             )
@@ -62,8 +62,8 @@ class Weights:
         if name == "output_norm.weight" or name.endswith("nextn.shared_head_norm.weight"):
             return [self._output_norm()]
         if name == f"{self._last}post_ffw_norm.weight" and self._of.is_tied:
-            # Where the network's output is normed (Gemma), the stream is larger by sqrt(width).
-            # Half of that output is 0, so the norm makes the other half sqrt(2).
+            # If the network's output is normed (Gemma), the stream is larger by sqrt(width). Half
+            # of the output is 0, so the norm makes the other half sqrt(2).
             return _constant(tensor, _CARRIED * math.sqrt(self._n_embd / 2))
         if len(tensor.shape) == 1 and name.endswith(".weight"):
             return _constant(tensor, 1.0)
@@ -92,10 +92,11 @@ class Weights:
         return weights.astype("<f4").tobytes()
 
     def _carried(self, tensor: Tensor) -> Iterable[Chunk]:
-        """The last feed-forward network of a tied model moves `half` columns by `half`.
+        """A tensor of the last feed-forward network of a tied model, which moves columns by `half`.
 
-        Gated: up is x, the gate 8 whatever the token, and down carries 2 * 8 * x. Else up is 8 * x
-        and comes out of its activation as 8 or 0; down carries 4 * (8 or 0), its bias takes off 16.
+        With a gate: `up` gives x, the gate gives 8 for every token, and `down` scales 8 * x by 2.
+        Without: `up` gives 8 * x, which the activation turns into 8 or 0; `down` scales it by 4,
+        and its bias subtracts 16. Both give 16 * x.
         """
         half = self._half
         if tensor.name.endswith(".bias"):

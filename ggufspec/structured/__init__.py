@@ -1,1 +1,1 @@
-"""What may follow in a text: JSON schemas, grammars, regular expressions and choices."""
+"""Constraints on generated text: JSON schemas, grammars, regular expressions and choices."""

@@ -17,25 +17,24 @@ from ggufspec.decoding.types import n_same
 from ggufspec.errors import ConstraintError, OptionError
 from ggufspec.structured.limits import Pieces, limited_matcher, summary
 
-_N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
+_N_CONTINUATIONS = 8  # number of continuations tried to see whether the last token would merge
 
-# llguidance computes all of a forced text, up to a second of a{1000000}; it is drafted in parts.
+# A longer forced text is drafted in parts: a{1000000} is forced as a whole.
 _MAX_FORCED_BYTES = 1024
 
-# Seconds of processor time for a mask or a forced text. The limits end a mask after a few
-# hundredths; nothing ends a forced text.
+# Limits of processor time for a mask and for a forced text. llguidance's own limits end a mask
+# after some hundredths of a second, but it computes a forced text to its end, for up to a second.
 MAX_STEP_SECONDS = 1.0
 _SLOW_FORCED_SECONDS = 0.1
 
-_STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
-_stack_size = threading.Lock()  # threading.stack_size is of the whole process
+_STACK_BYTES = 64 * 1024 * 1024  # 4,000 nested references overflow 8 MB
+_stack_size = threading.Lock()  # threading.stack_size applies to the whole process
 
-# Token ids of a text, given the bytes before it.
-Tokenize = Callable[[bytes, bytes], Sequence[int]]
+Tokenize = Callable[[bytes, bytes], Sequence[int]]  # (bytes before the text, text) -> token ids
 
 
 class TokenTable:
-    """The tokens of a vocabulary for matchers. About a second for 200,000 tokens: keep it."""
+    """A vocabulary for matchers. Making one takes about a second for 200,000 tokens: reuse it."""
 
     def __init__(
         self,
@@ -45,9 +44,9 @@ class TokenTable:
         stop_tokens: Collection[int],
         tokenize: Tokenize,
     ) -> None:
-        """`pieces`: the bytes of each token; of the `special` ones, their names.
+        """`pieces`: the bytes of each token, or the name of a `special` token.
 
-        `stop_tokens` (at least one) end a text.
+        `stop_tokens`: tokens that end a text, at least one.
         """
         self.pieces = pieces
         self.tokenize = tokenize
@@ -60,7 +59,7 @@ class TokenTable:
     def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the beginning of a text. Raises OptionError if it cannot be compiled.
 
-        Not a copy of one that was compiled before: copies share its limits, until all texts fail.
+        It is compiled anew, not copied: copies share the use of limits, until all texts fail.
         """
         made = _with_deep_stack(lambda: limited_matcher(self._tokenizer, grammar))
         if made.is_error():
@@ -69,10 +68,10 @@ class TokenTable:
 
 
 class GrammarConstraint:
-    """One text under a grammar. A text may be shorter than the last, or differ from it at its end.
+    """Constrains a text by a grammar.
 
-    The matcher's position is a private memo: each method takes the whole text. Not for two threads
-    at once.
+    Each method takes the whole text, which may be any other text than before; the matcher moves
+    there from its last position. Not for two threads at once.
     """
 
     def __init__(
@@ -83,29 +82,29 @@ class GrammarConstraint:
         *,
         max_step_seconds: float = MAX_STEP_SECONDS,
     ) -> None:
-        """`grammar`: as `structured.grammar` makes it; it applies after `n_start` tokens of prompt.
+        """`grammar`: made by `structured.grammar`; applies after the prompt of `n_start` tokens.
 
-        `max_step_seconds`: a text that needs more for one token fails.
+        `max_step_seconds`: processor time limit for one token.
         Raises OptionError for a grammar that cannot be compiled, or matches no text.
         """
         self._table, self._n_start = table, n_start
         self._max_step_seconds, self._step_seconds = max_step_seconds, 0.0
         self._new_matcher = partial(table.matcher, grammar)
         self._matcher = self._new_matcher()
-        self._text = array("i")  # what the matcher has read
-        self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
-        self._forced: tuple[array[int], list[int]] | None = None  # of that text
+        self._text = array("i")  # tokens that the matcher has read
+        self._masks: dict[int, NDArray[np.uint32]] = {}  # n: mask after n tokens of _text
+        self._forced: tuple[array[int], list[int]] | None = None  # (text, its forced tokens)
         self._forced_seconds = 0.0
         mask = self._mask()
         if self._matcher.is_error() or not mask.any():
-            raise OptionError("no text can match the constraint, which may contradict itself")
+            raise OptionError("no text can match the constraint: its parts contradict each other")
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.uint32]:
-        """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words).
+        """Tokens allowed after `tokens`, then after each of `draft`: (n_draft + 1, n_words).
 
-        Bit i % 32 of word i // 32 is of token i. No token may follow one that is not allowed, or
-        where the matcher fails: it reaches a limit, or needs bytes that no token has. Raises
-        ConstraintError if it fails before the draft.
+        Bit i % 32 of word i // 32 is set if token i is allowed. Rows after a token that is not
+        allowed are 0, as are rows after the matcher fails: it reaches a limit, or needs bytes that
+        no token has. Raises ConstraintError if it fails before the draft.
         """
         n = len(tokens) - self._n_start
         text = array("i", tokens[self._n_start :])
@@ -135,28 +134,28 @@ class GrammarConstraint:
         return rows[0][None] if len(rows) == 1 else np.stack(rows)
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
-        """How many of `draft` may follow `tokens`, one after the other."""
+        """Length of the longest prefix of `draft` that may follow `tokens`."""
         return self._matcher.validate_tokens(list(draft)) if self._stand_after(tokens) else 0
 
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The usual tokens of the text that has to follow `tokens`; empty where there is a choice.
+        """The usual tokens of the text that must follow `tokens`; empty if several may follow.
 
-        Without a last one that most continuations merge into a longer token, as " " before "true".
+        A last token that most continuations merge into a longer one is left out: " " before "true".
         """
         if not self._stand_after(tokens):
             return ()
         if self._forced is not None:
             text, forced = self._forced
             begun = self._text[len(text) :].tolist()
-            is_left = not begun or len(begun) < len(forced)
-            if is_left and self._text[: len(text)] == text and forced[: len(begun)] == begun:
+            has_rest = not begun or len(begun) < len(forced)
+            if has_rest and self._text[: len(text)] == text and forced[: len(begun)] == begun:
                 return forced[len(begun) :]
         if self._forced_seconds > _SLOW_FORCED_SECONDS:
             return ()
         text, began = self._text[:], thread_time()
         data, special, _ = self._matcher.compute_ff_bytes().partition(b"\xff")
         self._forced_seconds = thread_time() - began
-        if special:  # llguidance then expects the name of the token instead of the token
+        if special:  # else llguidance would now expect the token's name instead of the token
             self._read(text, again=True)
         data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
         before = self._table.pieces[text[-1]] if text else b""
@@ -168,7 +167,7 @@ class GrammarConstraint:
         return forced
 
     def _merges_last(self, forced: Sequence[int], before: bytes, data: bytes) -> bool:
-        """Whether with most continuations, the usual tokens of `data` are no longer these."""
+        """Whether most continuations of `data` are tokenized in another way than `forced`."""
         if not self._read(self._text + array("i", forced)) or self._matcher.is_stopped():
             return False
         at = len(self._text)
@@ -183,16 +182,16 @@ class GrammarConstraint:
         return 2 * sum(list(each[: len(forced)]) == forced for each in tokenized) < len(few)
 
     def is_over(self, tokens: Sequence[int]) -> bool:
-        """Whether only the end can follow `tokens`."""
+        """Whether nothing but the end of the text may follow `tokens`."""
         is_there = self._stand_after(tokens) and self._matcher.is_stopped()
         return is_there and not self._matcher.is_error()  # a matcher that failed is stopped, too
 
     def _stand_after(self, tokens: Sequence[int]) -> bool:
-        """Move to the end of `tokens`. False if they are not allowed."""
+        """Move the matcher to the end of `tokens`; returns False if they are not allowed."""
         return self._read(array("i", tokens[self._n_start :]))
 
     def _read(self, text: array[int], *, again: bool = False) -> bool:
-        if again or self._matcher.is_error():  # for good, but other texts may go on
+        if again or self._matcher.is_error():  # an error is permanent: other texts need a new one
             self._matcher = self._new_matcher()
             del self._text[:]
             self._masks = {}
@@ -218,7 +217,7 @@ def _with_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
         with _stack_size:
             before = threading.stack_size(_STACK_BYTES)
             try:
-                made = pool.submit(work)  # starts the thread
+                made = pool.submit(work)  # starts the thread, with this stack size
             finally:
                 threading.stack_size(before)
         return made.result()

@@ -1,4 +1,4 @@
-"""Rewrites GBNF so that llguidance's converter to Lark takes it as llama.cpp does."""
+"""Converts GBNF to Lark: rewrites it so that llguidance's converter reads it as llama.cpp does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ggufspec.errors import OptionError
 
-MAX_RULES = 1000  # the converter's time grows with their square: 1,000 take half a second
+MAX_RULES = 1000  # the converter takes half a second for these; its time grows quadratically
 
 _TOKEN = re.compile(
     r"""(?P<comment>\#[^\r\n]*) | (?P<text>"(?:\\.|[^"\\])*")
@@ -27,11 +27,11 @@ _ROOT = "root_of_gbnf"
 
 
 def lark_of_gbnf(gbnf: str) -> str:
-    """The Lark of a GBNF grammar. Raises OptionError.
+    """A GBNF grammar in Lark. Raises OptionError.
 
-    A rule that does not refer to itself, not even indirectly, is a terminal, which takes the
-    longest match. In a grammar where `root` is none, repeated spaces are none either, because they
-    are often followed by a required space or line end.
+    A rule that does not refer to itself, even indirectly, becomes a terminal, which takes the
+    longest match. If `root` does not become a terminal, repeated spaces do not either, because a
+    required space or line end often follows them.
     """
     n_rules = gbnf.count("::=")
     if n_rules > MAX_RULES:
@@ -77,12 +77,12 @@ def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
             yield f'"{"".join(map(_character, _characters(text[1:-1])))}"'
         elif kind == "set":
             yield _set(text)
-        elif kind == "any":  # llguidance's leaves out the end of a line
+        elif kind == "any":  # llguidance's "." does not match the end of a line
             yield f"[\\x00-{chr(_LAST)}]"
         elif kind == "name":
             if text not in defined:
-                raise OptionError(f"the grammar names the rule {text}, which it does not define")
-            # The converter changes names to one case, where several may be the same.
+                raise OptionError(f"the grammar names the rule {text}, but does not define it")
+            # The converter ignores case: rules that differ only in case need different names.
             yield names.setdefault(text, f"r{len(names)}-{re.sub('[^a-z0-9]+', '-', text.lower())}")
         elif kind == "times" and match["comma"] and not match["least"]:
             yield "{0," + match["most"] + "}"
@@ -92,9 +92,9 @@ def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
                 "in GBNF; write Lark, where <think> and <[12]> name tokens"
             )
         elif kind == "unclosed":
-            raise OptionError(f"the grammar has a {text[0]} that nothing closes")
+            raise OptionError(f"the grammar has a {text[0]} that is never closed; close it")
         elif kind == "close" and re.search(r"[*+?}]$", before):
-            yield ' "")'  # else the converter leaves out the brackets between two repetitions
+            yield ' "")'  # else the converter drops the parentheses between two repetitions
         elif kind != "comment":
             yield text
         if kind not in ("blank", "comment"):
@@ -116,18 +116,18 @@ def _characters(text: str) -> Iterator[str]:
         else:
             code = int(match[1] or match[2] or match[3], 16)
             if code > _LAST or 0xD800 <= code < 0xE000:
-                raise OptionError(f"the grammar has {match[0]}, which is no character")
+                raise OptionError(f"the grammar has {match[0]}, which is not a character")
             yield chr(code)
 
 
 def _character(char: str) -> str:
-    """A character as both Lark's texts and Rust's sets know it."""
+    """A character, escaped if needed, as both Lark's strings and Rust's sets read it."""
     is_plain = (char.isascii() and (char.isalnum() or char == " ")) or ord(char) >= 0xA0
     return char if is_plain else f"\\x{ord(char):02x}"
 
 
 def _set(text: str) -> str:
-    """A set of characters, such as [^a-z], where only - between two of them has a meaning."""
+    """A set of characters such as [^a-z] for Rust; only "-" between two characters is special."""
     negation = "^" if text.startswith("[^") else ""
     inside = text[1 + len(negation) : -1]
     written, at = "", 0
@@ -137,9 +137,9 @@ def _set(text: str) -> str:
         written += _character(chars[at])
         if is_range:
             if chars[at] > chars[at + 2]:
-                raise OptionError(f"the grammar has {text}, where a range ends before it starts")
+                raise OptionError(f"the grammar has {text}, in which a range ends before it starts")
             written += "-" + _character(chars[at + 2])
         at += 3 if is_range else 1
     if not written:
-        raise OptionError(f"the grammar has {text}, which no character can match; name some")
+        raise OptionError(f"the grammar has {text}, which matches no character; name some")
     return f"[{negation}{written}]"

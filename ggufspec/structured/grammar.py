@@ -11,9 +11,9 @@ from ggufspec.common.limited_process import LimitedProcess, LimitExceededError
 from ggufspec.errors import OptionError
 
 TOO_DEEP = "the JSON schema is nested too deeply; make it flatter"
-MAX_BYTES = 128 * 1024  # of a source: 1 MB of schema takes seconds to compile
-MAX_GRAMMAR_BYTES = 2 * MAX_BYTES  # it may have the schemas of hundreds of tools
-MAX_SECONDS = 0.7  # to compile one; terminals that each name the next take a minute
+MAX_BYTES = 128 * 1024  # of a source text: a schema of 1 MB takes seconds to compile
+MAX_GRAMMAR_BYTES = 2 * MAX_BYTES  # a grammar may contain the schemas of hundreds of tools
+MAX_SECONDS = 0.7  # to compile a source; a long chain of nested terminals takes a minute
 # Results of the last sources that are kept; more of short ones: an agent sends the schemas of
 # hundreds of tools with each request.
 _N_KEPT, _N_SHORT_KEPT, _SHORT = 32, 1024, 4096  # characters
@@ -22,10 +22,11 @@ _process = LimitedProcess("ggufspec.structured.grammar_process")
 
 
 def of_json_schema(schema: object) -> str:
-    """The grammar of the JSON that a schema allows: its text, its dict, or a pydantic model.
+    """The grammar of the JSON that a schema allows.
 
-    An object with `properties` has no others, unless the schema says so or combines objects.
-    Raises OptionError, with the path in the schema, for what cannot be guaranteed.
+    `schema`: a text, a dict, or a pydantic model class. An object with `properties` may have no
+    further properties, unless the schema allows them or combines objects. Raises OptionError, with
+    the path in the schema, for keywords that cannot be guaranteed.
     """
     if isinstance(schema, type) and callable(getattr(schema, "model_json_schema", None)):
         schema = schema.model_json_schema()  # type: ignore[attr-defined]
@@ -39,7 +40,7 @@ def of_json_schema(schema: object) -> str:
 
 @contextmanager
 def schema_errors() -> Iterator[None]:
-    """Turns errors of reading or writing a schema as JSON into OptionErrors."""
+    """Turn errors of reading or writing a schema as JSON into OptionErrors."""
     try:
         yield
     except OptionError:
@@ -55,26 +56,26 @@ def schema_errors() -> Iterator[None]:
 def of_grammar(text: str) -> str:
     """The grammar of a text in llguidance's Lark syntax (rule `start`) or in GBNF (rule `root`).
 
-    Raises OptionError for one that is not valid. Whether the vocabulary has the tokens that it
-    names is left to GrammarConstraint.
+    Raises OptionError if it is not valid. GrammarConstraint checks whether the vocabulary has the
+    tokens that it names.
     """
     return _lark_of("grammar", text)
 
 
 def of_regex(regex: str) -> str:
-    """The grammar of the texts that a regular expression, in Rust's syntax, matches entirely.
+    """The grammar of the texts that a regular expression in Rust's syntax matches entirely.
 
-    Raises OptionError for one that is not valid.
+    Raises OptionError if it is not valid.
     """
     return _lark_of("regular expression", regex)
 
 
 def of_choices(choices: Sequence[str]) -> str:
-    """The grammar of one of several texts."""
+    """The grammar that allows exactly one of several texts."""
     text = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     text = text.replace("\x7f", "\\u007f")
     _check_size(text, "list of choices")
-    return f"start: CHOICE\nCHOICE: {text}"  # a terminal has no limit of 2,000 alternatives
+    return f"start: CHOICE\nCHOICE: {text}"  # a rule could have only 2,000 alternatives
 
 
 def _lark_of(kind: str, text: str) -> str:

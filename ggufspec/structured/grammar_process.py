@@ -1,4 +1,4 @@
-"""Compiles constraints in a process with limits: native code cannot be interrupted otherwise."""
+"""Compiles constraints in a child process with limits, since native code cannot be interrupted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _answer(request: tuple[str, str]) -> Mapping[str, str]:
         lark = _MAKERS[kind](text)
     except OptionError as error:
         return {"error": str(error)}
-    # What does not depend on the vocabulary; the rest is bounded by the limits.
+    # Runs the work that does not depend on the vocabulary; the limits bound the rest.
     limited_matcher(_byte_tokenizer(), lark).compute_bitmask()
     return {"lark": lark}
 
@@ -69,6 +69,6 @@ _MAKERS: Mapping[str, Callable[[str], str]] = {
 
 @lru_cache
 def _byte_tokenizer() -> LLTokenizer:
-    """A vocabulary of single bytes."""
+    """A tokenizer with one token per byte, and one that ends a text."""
     tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
     return LLTokenizer(TokenizerWrapper(Pieces(tokens, [256], 256)))

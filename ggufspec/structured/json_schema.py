@@ -15,21 +15,22 @@ from ggufspec.errors import OptionError
 from ggufspec.structured.grammar import TOO_DEEP, schema_errors
 from ggufspec.structured.limits import LIMITS, summary
 
-_MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
+_MAX_SEARCH_SECONDS = 0.3  # to find the part of a schema that a complaint is about
 
-# JSON in one form, so the text between two values is forced.
+# One form of white space, so that the text between two values is forced.
 _JSON_FORM = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
     "coerce_one_of": True,
 }
-# Without \\u: else "\\u0061" is an additional property beside "a", and JSON has "a" twice.
+# Without \\u: else "\\u0061" would be allowed as an additional property beside the same name "a".
 _ESCAPES = 'nrbtf\\"'
-# llguidance drops characters of a schema that these escapes cannot write.
+# Characters that need \\u: without it, llguidance drops them from a schema.
 _NEEDS_U = re.compile(r"\\u00[01]|\\u007f|\\x|\\c|\x7f")
 _DRAFTS = re.compile(r"http://json-schema\.org/draft-0[467]/.*|https://json-schema\.org/draft/20.*")
-# llguidance's formats allow 29 February in each year, the year 0, and leap seconds at any time.
+# Patterns added to llguidance's formats, which allow 29 February in every year, the year 0, and
+# leap seconds at any time.
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = f"^(?:[0-9]{{4}}-(?:0[13-9]|1|02-(?:[01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 _EXACT_FORMATS = {
@@ -38,7 +39,7 @@ _EXACT_FORMATS = {
     "time": ("^.{6}[0-5]",),
 }
 
-_ANNOTATIONS = ("title", "description", "default", "examples", "$comment")  # have no effect
+_ANNOTATIONS = ("title", "description", "default", "examples", "$comment")  # without effect
 _MAX_BOUND = 2**53 - 1
 _BOUNDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
 
@@ -52,7 +53,7 @@ _OF_OBJECTS = {
 
 
 def lark_of_schema(text: str) -> str:
-    """The Lark of the JSON that a schema allows. Raises OptionError."""
+    """The JSON that a schema allows, as a grammar in Lark. Raises OptionError."""
     with schema_errors():
         made = json.loads(text, parse_constant=_no_number, parse_float=_number)
         text = json.dumps(made, allow_nan=False, ensure_ascii=False)
@@ -70,7 +71,7 @@ def lark_of_schema(text: str) -> str:
 
 
 def _prepared(schema: Any, text: str) -> Any:
-    """The schema with closed objects, without what has no effect, and with the form of the JSON."""
+    """The schema for llguidance: objects closed, annotations removed, form of the JSON added."""
     if not isinstance(schema, dict):
         raise OptionError(f"the JSON schema is {json.dumps(schema)[:40]}; give a JSON object")
     parts = dict(_all_parts(schema))
@@ -89,7 +90,7 @@ def _prepared(schema: Any, text: str) -> Any:
             part["additionalProperties"] = False
             for name in names:
                 properties.setdefault(name, {})
-        # Additional properties may come twice, and JSON then counts them once.
+        # The text may repeat an additional property, which then counts only once.
         n_least, is_closed = part.get("minProperties", 0), part.get("additionalProperties") is False
         if isinstance(n_least, int) and n_least > len(set(names)) + 1 and not is_closed:
             raise OptionError(
@@ -115,9 +116,9 @@ def _prepared(schema: Any, text: str) -> Any:
 
 
 def _combined(root: dict[str, Any], parts: list[dict[str, Any]]) -> set[int]:
-    """The ids of parts that describe one object together with others, and of the parts in them.
+    """The ids of parts that describe an object only together with others, and of parts in them.
 
-    None of them alone lists all properties.
+    They must stay open: none of them alone lists all properties.
     """
     found: set[int] = set()
     waiting = []
@@ -146,7 +147,7 @@ def _combined(root: dict[str, Any], parts: list[dict[str, Any]]) -> set[int]:
 
 
 def _target(root: Any, ref: object) -> dict[str, Any] | None:
-    """What a JSON pointer refers to; None for other references."""
+    """The part of a schema that a JSON pointer refers to; None for other references."""
     at, hash_sign, pointer = str(ref).partition("#")
     if at or not hash_sign or (pointer and not pointer.startswith("/")):
         return None
@@ -161,7 +162,7 @@ def _target(root: Any, ref: object) -> dict[str, Any] | None:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas in a schema, with their JSON pointers from there."""
+    """(JSON pointer relative to `schema`, part) for each schema directly in it."""
     for name in _NAMED_PARTS:
         if isinstance(schema.get(name), dict):
             for key, part in schema[name].items():
@@ -180,7 +181,7 @@ def _all_parts(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]
 
 
 def _place(root: dict[str, Any], complaint: str) -> str:
-    """The JSON pointer of the smallest part of a schema that has this complaint."""
+    """The JSON pointer of the smallest part of a schema that has this complaint of llguidance."""
     at, schema, found = "#", root, True
     context: dict[str, Any] = {
         name: root[name] for name in ("$defs", "definitions", "x-guidance") if name in root
@@ -204,10 +205,10 @@ def _complaint(schema: dict[str, Any]) -> str:
 
 
 def _number(text: str) -> int | float:
-    """A number of a schema; llguidance takes no 2.0 for a length."""
+    """A number of a schema, as an int if it is whole: llguidance refuses 2.0 as a length."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"JSON has no number {name}")

@@ -1,4 +1,4 @@
-"""Vocabularies and matchers with llguidance's limits, and its complaints in short."""
+"""Makes matchers with limits for llguidance, and shortens its error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 LIMITS = LLParserLimits(
     max_grammar_size=30_000,
-    max_items_in_row=20_000,  # 4 an optional property; its default, 2,000, is enough for 500
+    max_items_in_row=20_000,  # 4 per optional property: the default, 2,000, would allow 500
     max_lexer_states=50_000,  # 1 to 2 KB each
     verbose_errors=False,
 )
@@ -19,7 +19,7 @@ _MAX_COMPLAINT = 200
 
 
 class Pieces:
-    """A vocabulary as llguidance reads it; it never tokenizes, as nothing is forced in masks."""
+    """A vocabulary as llguidance reads it. It need not tokenize: masks do not force text."""
 
     bos_token_id = None
 
@@ -33,20 +33,20 @@ class Pieces:
 
 
 def limited_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
-    """A matcher at the beginning of a text; its error is set if it cannot be compiled."""
+    """A matcher at the beginning of a text; `is_error()` is True if it cannot be compiled."""
     source = f"{lark}\n{_ALL_TOKENIZATIONS}\n"
     return LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
 
 
 def summary(complaint: str) -> str:
-    """A complaint of llguidance in one short line, without its dumps and backtraces."""
+    """An error message of llguidance in one short line, without dumps and backtraces."""
     first, *rest = complaint.strip().split("\n") if complaint else [""]
     first = first.partition("<")[0] if "backtrace" in first else first
-    if "limits." in first or "limit for this grammar" in first:  # names llguidance's options
+    if "limits." in first or "limit for this grammar" in first:
         return "it is too complex; simplify it"
     first = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", first)
     first = first.replace("NoExtensionBias", "no token is allowed")
     if len(first) > _MAX_COMPLAINT:
         first = f"{first[:_MAX_COMPLAINT]} ..."
-    # A regular expression's error is in a line of its own.
+    # The error of a regular expression is on a separate line.
     return " ".join([first, *[line for line in rest if line.startswith("error: ")][:1]])
