@@ -1,4 +1,4 @@
-"""Next-token distributions: of logits, of a verification rule, and a token's quantile in one."""
+"""Computes next-token distributions of models and verification rules, and quantiles of tokens."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ggufspec.decoding.types import Draft, Logits, Probs, Verify
 
 Distribution = NDArray[np.float64]  # (..., n_vocab), sums to 1
 
-_N_LIKELIEST = 16  # tokens of each model that are kept where a rule is integrated,
-_N_LIKELIEST_SIBLINGS = 4  # with siblings: all their pairs are drafted
+_N_LIKELIEST = 16  # likeliest tokens of each model that are kept to integrate a rule
+_N_LIKELIEST_SIBLINGS = 4  # the same for two siblings, whose pairs are all drafted
 _N_SHIFTS = 4
-_N_POINTS = 4096  # of a lattice, divided among the drafts by their probability
-_N_POINTS_MIN = 64  # of a drafted token; its square root for each of two siblings
+_N_POINTS = 4096  # points of a lattice, divided among the drafts by their probability
+_N_POINTS_MIN = 64  # least points of one drafted token; for two siblings its square root
 
 
 def to_distributions(
     logits: Logits, sampling: Sampling, tokens: Sequence[int] = (), ahead: Sequence[int] = ()
 ) -> Distribution:
-    """The distributions (n, n_vocab) after `tokens`, then after each of `ahead` (n - 1)."""
+    """The distributions (n, n_vocab) after `tokens`, then after each token of `ahead` (n - 1)."""
     probs = np.asarray(to_probs(logits, sampling, tokens, ahead)).astype(np.float64)
     probs /= probs.sum(axis=1, keepdims=True)
     return probs
@@ -35,11 +35,12 @@ def total_variation(probs: Distribution, other: Distribution) -> float:
 
 
 def quantile(token: int, probs: Distribution, score: Distribution, uniform: float) -> float:
-    """The probability of tokens with a higher score: uniform in [0, 1) if `probs` drew `token`.
+    """The quantile of `token`: the total probability of tokens with a higher score.
 
-    `probs`, `score` (n_vocab); `uniform` is an independent uniform, for the share of the token
-    itself (Rosenblatt, https://doi.org/10.1214/aoms/1177729394). It is conditional on all earlier
-    tokens, so the quantiles of all tokens of all texts are independent.
+    It is uniform in [0, 1) if `token` was drawn from `probs`. `probs`, `score`: (n_vocab);
+    `uniform`: an independent uniform, the share of tokens with an equal score that is counted
+    (Rosenblatt, https://doi.org/10.1214/aoms/1177729394). It is conditional on all earlier tokens,
+    so the quantiles of all tokens of all texts are independent.
     """
     above = float(probs[score > score[token]].sum())
     equal = float(probs[score == score[token]].sum())
@@ -47,10 +48,10 @@ def quantile(token: int, probs: Distribution, score: Distribution, uniform: floa
 
 
 def draft_ratio(target_probs: Distribution, draft_probs: Distribution) -> Distribution:
-    """draft / target of each token; infinite where only the target's probability is 0.
+    """draft / target for each token; infinite if only the target's probability is 0.
 
     A rule that follows the draft too much moves probability to tokens with a large ratio; by the
-    lemma of Neyman and Pearson, no other order of the tokens shows it better.
+    lemma of Neyman and Pearson, no other order of the tokens detects this better.
     """
     ratio = np.where(draft_probs > 0, np.inf, 0.0)
     np.divide(draft_probs, target_probs, out=ratio, where=target_probs > 0)
@@ -60,7 +61,7 @@ def draft_ratio(target_probs: Distribution, draft_probs: Distribution) -> Distri
 def likeliest(
     target_probs: Distribution, draft_probs: Distribution, n_siblings: int = 1
 ) -> tuple[Distribution, Distribution]:
-    """Both distributions, cut to the tokens that are likeliest by either and normalised.
+    """Both distributions over the likeliest tokens of either, normalised.
 
     A rule must be lossless for any two distributions; these are realistic, and small.
     """
@@ -73,15 +74,15 @@ def likeliest(
 def rule_error(
     verify: Verify, target_probs: Distribution, draft_probs: Distribution, n_siblings: int = 1
 ) -> tuple[float, float]:
-    """How far the distribution of a rule's next token is from the target's: (error, resolution).
+    """(error, resolution) of the distribution of a rule's next token.
 
-    `n_siblings` tokens are drafted from `draft_probs` (n_vocab) to follow the text, without
-    replacement. For each draft that is possible, the rule is called at the points of shifted
-    lattices in the cube of its uniforms. The error is the total variation distance of the outcome
-    from `target_probs`; the resolution is how far the lattices disagree. A lossless rule has an
+    `n_siblings` tokens that follow the text are drafted from `draft_probs` (n_vocab) without
+    replacement. For each possible draft, the rule is called at the points of shifted lattices in
+    the cube of its uniforms. The error is the total variation distance of the outcome from
+    `target_probs`; the resolution is the difference between the lattices. A lossless rule has an
     error of about the resolution, which grows with n_vocab: see `likeliest`.
     """
-    # As in the decoding loop, the rule gets float32; its outcome is compared with the same numbers.
+    # As in the decoding loop, the rule gets float32; its outcome is compared with these numbers.
     draft, target = (row.astype(np.float32) for row in (draft_probs, target_probs))
     possible = np.flatnonzero(draft > 0).tolist()
     n_drafted = min(n_siblings, len(possible))
@@ -97,7 +98,7 @@ def rule_error(
         drafted = Draft(tokens, as_rows(proposed), parents=parents)
         n_points = max(int(np.ceil(_N_POINTS * weight)), n_min)
         points = np.arange(n_used, n_used + n_points)[:, None] * steps
-        n_used += n_points  # each draft has points of its own, so that errors cancel
+        n_used += n_points  # each draft has different points, so that errors cancel
         for outcome, shift in zip(outcomes, shifts, strict=True):
             counts = [0] * len(target)
             for uniforms in ((points + shift) % 1.0).tolist():
@@ -110,7 +111,7 @@ def rule_error(
 
 
 def _without_replacement(draft: Probs, tokens: Sequence[int]) -> tuple[Probs, float]:
-    """The row that each of `tokens` is drawn from, and the probability of drawing all of them."""
+    """The rows that `tokens` are drawn from, and the probability of drawing all of them."""
     rows, weight = np.zeros((len(tokens), len(draft)), np.float32), 1.0
     for i, token in enumerate(tokens):
         rows[i] = draft
@@ -121,7 +122,7 @@ def _without_replacement(draft: Probs, tokens: Sequence[int]) -> tuple[Probs, fl
 
 
 def _additive_recurrence(n_dimensions: int) -> Distribution:
-    """The steps of the best lattice known: powers of a generalised golden ratio's inverse."""
+    """The steps of a lattice: powers of the inverse of a generalised golden ratio."""
     ratio = 2.0
     for _ in range(60):
         ratio = (1 + ratio) ** (1 / (n_dimensions + 1))

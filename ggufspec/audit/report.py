@@ -1,4 +1,4 @@
-"""The options and the findings of an audit, and its verdict in words."""
+"""The options, the findings and the verdict of an audit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ggufspec.common import defaults, validate
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError
 
-BATCH_TOLERANCE = 0.01  # of the median, where rounding is measured to be nothing
-ROUNDING_FACTOR = 2  # of two medians, over few positions, that rounding alone makes
-# Quantiles lie in [0, 1) with mean 1/2: a mean cannot shift further.
+BATCH_TOLERANCE = 0.01  # largest median distance of batches that never counts as a difference
+ROUNDING_FACTOR = 2  # the median distance of batches may exceed that of rounding by this factor
+# Largest possible shift of a mean: quantiles lie in [0, 1) with mean 1/2.
 LARGEST_SHIFT = 0.5
-# A lossless rule has an error below this plus 3 times the resolution of its integral.
+# The error of a lossless rule is below this plus 3 times the resolution of its integral.
 RULE_TOLERANCE = 0.002
 
 
@@ -21,10 +21,10 @@ RULE_TOLERANCE = 0.002
 class AuditOptions:
     """What to audit, and how closely. Raises OptionError for invalid values."""
 
-    n_runs: int = defaults.AUDIT_RUNS  # texts of each kind; the prompts are used in turn
+    n_runs: int = defaults.AUDIT_RUNS  # texts of each kind; the prompts are used cyclically
     n_tokens: int = defaults.AUDIT_TOKENS  # maximum tokens of a text; the first is never drafted
-    alpha: float = defaults.AUDIT_ALPHA  # probability of a false alarm, of all tests together
-    near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may swap by rounding, at least
+    alpha: float = defaults.AUDIT_ALPHA  # probability of a false alarm of all tests together
+    near_tie: float = defaults.AUDIT_NEAR_TIE  # divergences up to this logit gap do not count
     seed: int | None = None  # None: a random one
     n_draft: int | str = defaults.N_DRAFT_FIXED  # "auto" drafts less, so it is weaker evidence
     tree: str = defaults.TREE
@@ -50,7 +50,7 @@ class AuditOptions:
 
     @property
     def n_together(self) -> int:
-        """Tokens of the batches that are compared with single tokens."""
+        """Size of the batches that are compared with single tokens."""
         n_draft = self.n_draft
         return 1 + (n_draft if isinstance(n_draft, int) else defaults.N_DRAFT_FIXED)
 
@@ -62,7 +62,7 @@ class AuditOptions:
 @dataclass(frozen=True)
 class BatchDistributions:
     """Total variation distances between the target's distributions in verification batches and
-    token by token. `rounding`: the median of those in batches of a prompt, so without a draft."""
+    token by token. `rounding`: the median distance in batches of a prompt, without a draft."""
 
     n_positions: int
     median: float
@@ -97,9 +97,9 @@ class RuleDistributions:
 class Sequences:
     """Sampled texts of plain and of speculative decoding, compared by two-sample tests.
 
-    `smallest_shift` is the mean shift that the tests find with 90 % probability. `n_impossible`
-    counts tokens (plain, speculative) whose probability is 0 in batched evaluation; rounding at the
-    cut-off of top-k or top-p causes a few. `alpha` is that of all tests together.
+    `smallest_shift`: the mean shift that the tests find with 90 % probability. `n_impossible`:
+    number of tokens (plain, speculative) whose probability is 0 in batched evaluation; rounding at
+    the cut-off of top-k or top-p causes a few. `alpha`: probability of a false alarm of all tests.
     """
 
     n_texts: int
@@ -121,7 +121,8 @@ class Sequences:
 class Divergence:
     """The first tokens (plain, speculative) in which two greedy texts of a prompt differ.
 
-    `gap`: how far the less likely of the two is below the likeliest, in logits: greedy.Divergence.
+    `gap`: logit difference between the likeliest token and the less likely of the two tokens: see
+    greedy.Divergence.
     """
 
     prompt: int
@@ -134,7 +135,7 @@ class Divergence:
 class Greedy:
     """Texts at temperature 0, plain and speculative, one for each prompt.
 
-    `near_tie`: the option, or what rounding was measured to change a gap by, if that is more.
+    `near_tie`: the option, or the measured change of a gap by rounding if that is larger.
     """
 
     n_texts: int
@@ -186,7 +187,7 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """What was found, or how large a difference would have been found, and what to do."""
+        """The differences found, or the smallest difference that would be found; what to do."""
         if self.differences:
             return (
                 f"A difference was found: {'; '.join(self.differences)}. Repeat the audit with "

@@ -1,4 +1,4 @@
-"""Runs an audit: generates plain and speculative texts and measures how they differ."""
+"""Runs an audit: generates plain and speculative texts and measures their difference."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from ggufspec.errors import DecodeError, OptionError, PromptError
 
 PROMPTS: Sequence[str] = read_toml(Path(__file__).with_name("prompts.toml"))["prompts"]
 
-_Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at one position
+_Pair = tuple[Distribution, Distribution]  # (target's, draft's) at one position
 
-_N_SINGLE_TEXTS = 8  # texts whose distributions are also computed token by token,
-_N_SINGLE_TOKENS = 32  # for so many tokens: each distribution takes n_vocab doubles
+_N_SINGLE_TEXTS = 8  # number of texts whose distributions are also computed token by token
+_N_SINGLE_TOKENS = 32  # tokens of each such text: each distribution takes n_vocab doubles
 _N_GREEDY_TEXTS = 8
 _N_RULE_POSITIONS = 8
-_N_WHOLE_TEXTS = 500  # of each kind that are compared as wholes, each with each
-_ORDERS = ("draft/target ratio", "target probability")  # of the tokens, descending
+_N_WHOLE_TEXTS = 500  # most texts of each kind whose distances to all others are computed
+_ORDERS = ("draft/target ratio", "target probability")  # rankings of the tokens, descending
 _PLAIN = "none"
 _PLAIN_RULE = "match"  # draws from the target, so plain texts do not depend on the audited rule
 
@@ -61,9 +61,9 @@ def audit(
 ) -> AuditReport:
     """Test whether an engine's speculative text has the distribution of its target alone.
 
-    `prompts` are texts or token ids, used in turn. `progress` is called with (what, done, of).
-    Raises OptionError (no draft model, n_draft beyond n_draft_max, an unknown rule), PromptError
-    (no prompt, or one too long for the context), DecodeError, ClosedError.
+    `prompts`: texts or token ids, used cyclically. `progress`: see NamedProgress. Raises
+    OptionError (no draft model, n_draft above n_draft_max, an unknown rule), PromptError (no
+    prompt, or one too long for the context), DecodeError, ClosedError.
     """
     settings = settings or AuditOptions()
     options: GenerateOptions = {**engine.file_sampling.options, **settings.options}
@@ -103,7 +103,7 @@ class _TextSet:
     """The texts of one way of decoding, and the quantiles of their tokens."""
 
     texts: list[list[int]] = field(default_factory=list)
-    quantiles: list[tuple[float, float]] = field(default_factory=list)  # by each of _ORDERS
+    quantiles: list[tuple[float, float]] = field(default_factory=list)  # one for each of _ORDERS
     n_drafted: int = 0
     n_accepted: int = 0
     n_impossible: int = 0
@@ -153,7 +153,7 @@ class _Audit:
         return Greedy(len(prompts), near_tie, tuple(divergences))
 
     def sequences(self) -> tuple[Sequences, BatchDistributions, list[_Pair]]:
-        """Sample texts both ways and test them; also pairs of distributions, to test the rule."""
+        """Sample texts both ways and test them; also returns pairs of distributions for `rule`."""
         n_runs = self._settings.n_runs
         plain, speculative = _TextSet(), _TextSet()
         distances: list[float] = []
@@ -182,7 +182,7 @@ class _Audit:
     def rule(self, pairs: list[_Pair]) -> RuleDistributions:
         """Integrate the audited rule over uniforms and drafted tokens, for each pair.
 
-        With trees, also over two siblings that are drafted without replacement.
+        With trees, also integrate it over two siblings that are drafted without replacement.
         """
         verify = rules.rule(self._settings.verify)
         found = []
@@ -197,7 +197,7 @@ class _Audit:
     def _generate(
         self, prompt: list[int], texts: _TextSet, drafter: str, seed: int, *, greedy: bool = False
     ) -> list[int]:
-        """Add one text: token ids as they were drawn, with the one that ends the text."""
+        """Add one text to `texts`; returns its token ids, with the token that ends the text."""
         settings = self._settings
         options: GenerateOptions = {
             **settings.options,
@@ -223,7 +223,7 @@ class _Audit:
     def _add_quantiles(
         self, prompt: list[int], text: list[int], texts: _TextSet, n_kept: int
     ) -> list[_Pair]:
-        """Add the quantiles of a text's tokens; returns the distributions of the first tokens."""
+        """Add the quantiles of a text's tokens; returns the first `n_kept` pairs."""
         kept: list[_Pair] = []
         drafts = self._distributions(prompt, text, whose="draft")
         targets = self._distributions(prompt, text, whose="target", in_batches=True)
@@ -242,10 +242,10 @@ class _Audit:
     def _distributions(
         self, prompt: list[int], text: list[int], *, whose: str, in_batches: bool = False
     ) -> Iterator[Distribution]:
-        """A model's distribution before each token of a text; in batches, as verification has them.
+        """A model's distribution before each token of a text; `in_batches`: as in verification.
 
-        Zeros where a draft of another vocabulary, or a head, has none: it lacks all tokens that
-        may follow, its context is full, or it needs more than one token (EAGLE-3).
+        All zeros if a draft of another vocabulary, or a head, has no distribution: it lacks all
+        tokens that may follow, its context is full, or it needs more than one token (EAGLE-3).
         """
         engine, tokens = self._engine, [*prompt, *text]
         sampling = scoring.sampling(engine, prompt, **self._settings.options)
@@ -266,9 +266,9 @@ class _Audit:
                 yield np.zeros(engine.vocab.n_tokens)
 
     def _rounding(self, prompt: list[int], text: list[int]) -> Iterator[float]:
-        """How far rounding moves the distributions at positions of a text.
+        """Total variation distances that rounding alone causes, at positions of a text.
 
-        Compares two plain readings: token by token, and in batches as a prompt is read.
+        Compares the distributions computed token by token and in batches of a prompt.
         """
         self._engine.forget()
         singles = np.concatenate([*scoring.logits(self._engine.pair, prompt, text, whose="target")])
@@ -281,7 +281,7 @@ class _Audit:
             yield from map(total_variation, *probs)
 
     def _choose(self, pairs: list[_Pair]) -> list[_Pair]:
-        """Random positions to test the rule at, preferably where the two models differ."""
+        """Random pairs to test the rule with, preferably of models that differ there."""
         differing = [pair for pair in pairs if 0.02 < total_variation(*pair) < 0.98] or pairs
         n = min(_N_RULE_POSITIONS, len(differing))
         chosen = self._choices.choice(len(differing), n, replace=False)

@@ -1,1 +1,1 @@
-"""Generates text for many prompts in worker processes, and keeps every finished record."""
+"""Generates text for many prompts in worker processes; no finished record is lost."""

@@ -27,17 +27,17 @@ LOCAL = "local"
 _ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\s]+?)\]?:(?P<port>\d{1,5})/?")
 _SOCKET_SECONDS = 5.0
 _CONNECT_SECONDS = 30.0
-_WAITING_SECONDS = 10.0  # after which a worker without room is reported
-_END_SECONDS = 10.0  # that the event of a killed worker's end may take to arrive
+_WAITING_SECONDS = 10.0  # time until a worker that waits for a node is reported
+_END_SECONDS = 10.0  # time to wait for the last event of a killed worker
 _NO_REASON = "no reason was given"
-_SHORT_FOLDER = "/tmp" if os.name == "posix" else None  # for the paths of its sockets
-_STORE_BYTES = 80 * 2**20  # the minimum of Ray; messages are small
-# Connecting to a server other than Ray takes minutes and cannot be interrupted; a process can.
+_SHORT_FOLDER = "/tmp" if os.name == "posix" else None  # paths of Ray's sockets must be short
+_STORE_BYTES = 80 * 2**20  # Ray's minimum; messages are small
+# Connecting to a server other than Ray takes minutes and can only be stopped in a child process.
 _CONNECT = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
 
 def check(address: str) -> None:
-    """Raises OptionError where this cannot be the address of a cluster, or Ray is not installed."""
+    """Raise OptionError if `address` is not the address of a cluster, or Ray is not installed."""
     if address not in (LOCAL, "auto") and not _ADDRESS.fullmatch(address):
         raise OptionError(
             f"{address!r} is not an address of a Ray cluster; give host:port, ray://host:port, "
@@ -63,13 +63,13 @@ def cluster(
 ) -> Iterator[StartWorker]:
     """A function that starts workers on a cluster; they end with the block.
 
-    address: "local" starts Ray on this machine and ends it with the block; "auto", "host:port" and
-    "ray://host:port" connect to a cluster. n_threads: CPUs that each worker reserves; None: the
-    most with which all workers run at once. n_gpus: GPUs that each reserves; it sees no others.
-    verbose: show what workers write to stderr. waiting_seconds: after which a worker without room
-    is reported.
+    `address`: "local" starts Ray on this machine and ends it with the block; "auto", "host:port"
+    and "ray://host:port" connect to a cluster. `n_threads`: CPUs that each worker reserves; None:
+    the largest number with which all workers run at once. `n_gpus`: GPUs that each worker reserves;
+    it can use no others. `verbose`: show stderr of workers. `waiting_seconds`: time until a worker
+    that waits for a node is reported.
 
-    Raises OptionError (see `check`) and ClusterError, the latter within a minute.
+    Raises OptionError (see `check`), and ClusterError within a minute.
     """
     check(address)
     with _quiet(verbose) as ray, contextlib.ExitStack() as stack:
@@ -98,14 +98,14 @@ def cluster(
 
 
 def threads_each(n_cpus: Sequence[int], n_workers: int) -> int:
-    """The most CPUs that each worker can have if all run at once on nodes with `n_cpus`; min. 1."""
+    """The most CPUs, at least 1, with which all workers can run at once on nodes with `n_cpus`."""
     most = max(n_cpus, default=1)
     fitting = (n for n in range(most, 0, -1) if sum(cpus // n for cpus in n_cpus) >= n_workers)
     return next(fitting, 1)
 
 
 class RemoteProcess:
-    """A WorkerProcess on a node that has room for it."""
+    """A WorkerProcess on a node of a Ray cluster with enough free CPUs and GPUs."""
 
     def __init__(
         self,
@@ -170,14 +170,16 @@ class RemoteProcess:
                 events.put(WorkerEvent(number, message))
             self._end_reason = message["ended"]
         except ray.exceptions.RayError as error:
-            what = "was lost" if self.node else "was lost (is this ggufspec on its node?)"
+            what = "was lost"
+            if not self.node:
+                what += f" (is ggufspec {__version__} installed on its node?)"
             self._end_reason = f"its worker {what}: {last_line(str(error)) or _NO_REASON}"
         finally:
             events.put(WorkerEvent(number, None))
 
 
 class _WorkerActor:
-    """Starts a worker's process on a node, so that a crash ends no process of Ray's."""
+    """Starts a worker's process on a node. If it crashes, Ray's own process does not."""
 
     def __init__(self) -> None:
         self._events: SimpleQueue[WorkerEvent] = SimpleQueue()
@@ -193,8 +195,8 @@ class _WorkerActor:
     ) -> tuple[str, int]:
         """Start the process, with its share of the node's CPUs as threads; returns (node, pid).
 
-        models: fingerprints of the files, by path. If this node lacks something, no process starts:
-        pid is 0, and the first message is the refusal.
+        `models`: fingerprints of the files, by path. If this node lacks a file or has another
+        version, no process starts: pid is 0, and the first message is the refusal.
         """
         import ray
 
@@ -222,7 +224,7 @@ class _WorkerActor:
 
 
 def _missing(node: str, models: Mapping[str, str | None], version: str) -> dict[str, str] | None:
-    """A refusal, if this node has another ggufspec or other models than the batch."""
+    """The refusal message if this node has another ggufspec version or other model files."""
     if version != __version__:
         said = f"node {node} has ggufspec {__version__}, not {version}; install the same everywhere"
         return {"refused": said, "kind": "ClusterError"}
@@ -236,7 +238,7 @@ def _missing(node: str, models: Mapping[str, str | None], version: str) -> dict[
 
 
 def _absolute(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With absolute paths of models: an actor has another working directory."""
+    """The settings with absolute paths of models, as an actor has another working directory."""
     return {**settings, **{role: os.path.abspath(at) for role, at in _given(settings).items()}}
 
 
@@ -272,7 +274,7 @@ def _waiting_reason(needed: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def _quiet(verbose: bool) -> Iterator[Any]:
-    """The module ray, which sends no usage statistics and prints nothing to stdout meanwhile."""
+    """The module ray, without usage statistics; in the block it prints nothing to stdout."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # messages to ended actors
     with (
@@ -285,7 +287,7 @@ def _quiet(verbose: bool) -> Iterator[Any]:
 
 
 def _check_connection(address: str, seconds: float) -> None:
-    """Raises ClusterError where no Ray cluster accepts a connection."""
+    """Raise ClusterError if no Ray cluster accepts a connection at `address`."""
     if (match := _ADDRESS.fullmatch(address)) is not None:
         try:
             endpoint = (match["host"], int(match["port"]))

@@ -23,7 +23,7 @@ _MARK = "ggufspec_batch"
 
 
 def line_of(document: Mapping[str, Any]) -> bytes:
-    """A document as a line of the journal and of the output."""
+    """A document as one line of JSON, for the journal and for the output."""
     try:
         return json.dumps(document, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # an id may have unpaired surrogates
@@ -34,7 +34,7 @@ class Journal:
     """An open journal, locked for this process."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file or create it. Raises CacheError, also where another batch has it open."""
+        """Open or create the file. Raises CacheError, also if another batch has it open."""
         self.path = path
         with disk_errors(str(path), "; give another output to -o"):
             self._file = FileIO(path, "a+")
@@ -51,16 +51,17 @@ class Journal:
                 pass  # a file system without locks
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-        """The settings of the batch, and the lines after them; None if the journal is empty.
+        """(settings of the batch, further lines); None if the journal is empty.
 
-        Cuts off a last line that is incomplete after a crash: its `append` has not returned.
+        Removes a last line that a crash left incomplete: its `append` did not return.
         Raises OptionError for a file that is not a journal, or is damaged.
         """
         self._file.seek(0)
         data = self._file.readall()
         n_whole = data.rfind(b"\n") + 1
         documents = [json_object(line) for line in data[:n_whole].splitlines(keepends=True)]
-        if documents and documents[-1] is None:  # its end was written to the disk, its middle not
+        # Torn write: the last line's end reached the disk, but an earlier part did not.
+        if documents and documents[-1] is None:
             n_whole = data.rfind(b"\n", 0, n_whole - 1) + 1
             documents.pop()
         if documents and (documents[0] is None or documents[0].get(_MARK) != _FORMAT):
@@ -71,7 +72,7 @@ class Journal:
         if None in documents:
             raise OptionError(
                 f"line {documents.index(None) + 1} of {self.path} is damaged, and its record is "
-                "lost; remove that line, and its prompt is run again"
+                "lost; remove that line to run its prompt again"
             )
         lines = [document for document in documents if document is not None]
         if lines and len(lines) <= lines[0]["n_at_first"]:  # `begin` was interrupted
@@ -82,26 +83,26 @@ class Journal:
         return (lines[0]["settings"], lines[1:]) if lines else None
 
     def begin(self, settings: Mapping[str, Any], lines: Sequence[bytes] = ()) -> None:
-        """Write the settings, and lines that are known already, into an empty journal.
+        """Write the settings and the lines known so far into an empty journal.
 
-        After a crash `read` finds either all of them or nothing.
+        After a crash, `read` returns either all of them or None.
         """
         head = line_of({_MARK: _FORMAT, "settings": settings, "n_at_first": len(lines)})
         self.append(b"".join([head, *lines]))
         _sync_folder(self.path.parent)
 
     def append(self, line: bytes) -> None:
-        """Write a line and sync it. Raises CacheError; the line may then be there in part."""
+        """Write a line and sync it. Raises CacheError; a part of the line may then be written."""
         with write_errors(self.path):
             write_all(self._file, line)
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close and unlock the file, and keep it."""
+        """Close and unlock the file without removing it."""
         self._file.close()
 
     def remove(self) -> None:
-        if sys.platform == "win32":  # which removes no open file; elsewhere keep the lock so long
+        if sys.platform == "win32":  # it cannot remove an open file; elsewhere keep the lock
             self._file.close()
         with contextlib.suppress(OSError):
             self.path.unlink()
@@ -109,13 +110,13 @@ class Journal:
 
 
 def write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turns an OSError of the block into a CacheError: finished prompts are not lost."""
+    """Turn an OSError of the block into a CacheError that says how to continue the batch."""
     remedy = "; finished prompts are kept: free some space, then run again with --resume"
     return disk_errors(str(path), remedy)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync the name of a new file, where the system can sync folders."""
+    """Sync the folder's entry for a new file, on systems that can."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: starts them, exchanges lines of JSON, reports how they end."""
+"""Starts worker processes on this machine, exchanges lines of JSON, and reports how they end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import IO, Any, NamedTuple, Protocol
 
-# Ctrl-C is handled by the parent. On POSIX the worker has a session of its own, so that Ctrl-C in a
+# Ctrl-C is handled by the parent. On POSIX the worker has a separate session, so that Ctrl-C in a
 # terminal does not reach it even while its interpreter starts; elsewhere it ignores the signal. It
-# gets the parent's sys.path, whatever its working directory is.
+# gets the parent's sys.path, which does not depend on its working directory.
 _CODE = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = sys.argv[1:]; "
     "from ggufspec.batch.worker import main; main()"
@@ -26,9 +26,9 @@ _LINE_WIDTH = 300
 
 
 class WorkerEvent(NamedTuple):
-    """A message of the worker `number`; None: its process has ended, and no other event follows.
+    """A message of worker `number`. `message` None: its process has ended; no event follows.
 
-    Without a number: a request to stop the batch.
+    `number` None: a request to stop the batch.
     """
 
     number: int | None
@@ -38,7 +38,7 @@ class WorkerEvent(NamedTuple):
 class WorkerProcess(Protocol):
     """The process of a worker. `pid` and `node` are valid once the worker is ready.
 
-    `node` is the name of the machine that it runs on; empty: this machine.
+    `node`: name of its machine; empty: this machine.
     """
 
     @property
@@ -51,17 +51,17 @@ class WorkerProcess(Protocol):
         """Send a message; does nothing once the process has ended."""
 
     def kill(self) -> None:
-        """End the process at once; the event of its end follows."""
+        """End the process at once; its last event follows."""
 
     def close(self) -> None:
         """Kill the process if it runs, and release its resources."""
 
     def end_reason(self) -> str:
-        """How the process ended; call it only after the event of its end."""
+        """How the process ended; call it only after its last event."""
 
 
 StartWorker = Callable[[int, Mapping[str, Any], "SimpleQueue[WorkerEvent]"], WorkerProcess]
-"""Starts a worker: its number, its task (a BatchPlan and a profile, as JSON data), its queue."""
+"""Starts a worker with (number, task, event queue). The task: a BatchPlan and a profile as JSON."""
 
 
 class LocalProcess:
@@ -105,7 +105,7 @@ class LocalProcess:
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # stdin may have a message that was not read
+                with contextlib.suppress(OSError):  # stdin may hold an unread message
                     pipe.close()
 
     def end_reason(self) -> str:
@@ -137,7 +137,7 @@ class LocalProcess:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank, shortened; empty if there is none."""
+    """The last line that is not blank, shortened; "" if there is none."""
     lines = [line for line in text.splitlines() if line.strip()]
     return textwrap.shorten(lines[-1], _LINE_WIDTH, placeholder=" ...") if lines else ""
 

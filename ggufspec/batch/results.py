@@ -1,4 +1,4 @@
-"""Stores records: in the journal as they finish, in the output in the order of the prompts."""
+"""Stores records in the journal as they finish, and in the output in the order of the prompts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PROFILE = "known"  # the key of the profile's line in journals
 class StreamResults:
     """Writes records to a stream, in order; such a batch cannot be resumed.
 
-    `records` has those that exist, by index; `profile` is the pair profile from which all texts
-    begin (None: not measured yet).
+    `records`: the finished records, by index. `profile`: the pair profile that all texts start from
+    (None: not measured yet).
     """
 
     def __init__(self, stream: IO[bytes], settings: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class StreamResults:
         self.profile = profile
 
     def add(self, record: BatchRecord) -> None:
-        """Write the record once all before it are written. Raises OSError as the stream does."""
+        """Write the record once all records before it are written. Raises OSError of the stream."""
         record["run"] = self._run
         self.records[record["index"]] = record
         while self._n_written in self.records:
@@ -63,10 +63,10 @@ class FileResults:
         resume: bool = False,
         retry_failed: bool = False,
     ) -> None:
-        """Begin a batch, or resume one of the same `settings`.
+        """Begin a batch, or resume one with the same `settings`.
 
-        retry_failed: drop the records with an error. Raises OptionError where a file exists that
-        must not be overwritten or has other settings, CacheError for a file that cannot be written.
+        `retry_failed`: drop the records with an error. Raises OptionError if a file exists that
+        must not be overwritten or has other settings, CacheError if a file cannot be written.
         """
         self.path = path
         self.records: dict[int, BatchRecord] = {}
@@ -74,7 +74,7 @@ class FileResults:
         self._n_prompts = n_prompts
         self._run = run_name(settings)
         self._journal = Journal(_journal_path(path, resume=resume))
-        self._n_written = 0  # to the output: the records before the first that is missing
+        self._n_written = 0  # records in the output, up to the first missing one
         is_new = False  # whether the journal was empty or did not exist
         try:
             found = self._journal.read()
@@ -100,7 +100,7 @@ class FileResults:
             raise
 
     def keep_profile(self, profile: dict[str, object]) -> None:
-        """Begin all texts from this profile, also after the batch is resumed."""
+        """Let all texts start from this profile, also after the batch is resumed."""
         self.profile = profile
         self._journal.append(line_of({_PROFILE: profile}))
 
@@ -114,7 +114,7 @@ class FileResults:
     def close(self) -> None:
         """Remove the journal if the output is complete or still empty, else keep both."""
         try:
-            with write_errors(self.path), self._output:  # which is flushed again as it is closed
+            with write_errors(self.path), self._output:
                 self._output.flush()
                 os.fsync(self._output.fileno())
         except CacheError:
@@ -170,7 +170,7 @@ BatchResults = StreamResults | FileResults
 
 
 def _journal_path(path: Path, *, resume: bool) -> Path:
-    """The journal of an output. Raises CacheError, OptionError if the output cannot be there."""
+    """The path of an output's journal. Raises CacheError or OptionError if it cannot be used."""
     if path.is_dir():
         raise CacheError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():

@@ -22,15 +22,15 @@ from ggufspec.batch.settings import prompt_seed
 from ggufspec.common.prompts import Prompt
 from ggufspec.errors import GgufspecError, ModelError
 
-GRACE_SECONDS = 10.0  # past its timeout, after which a worker that has not answered is killed
-_N_STARTS = 2  # failed starts of a worker in a row, after which it is not started again
+GRACE_SECONDS = 10.0  # a worker that has not answered this long after its timeout is killed
+_N_STARTS = 2  # a worker is not started again after this many failed starts in a row
 
 
 @dataclass(frozen=True)
 class BatchPlan:
     """What a batch runs: models, options of `ggufspec.load` and of `Engine.stream`, workers.
 
-    All values are of JSON's types. `chat` None: a chat for "turns" and "messages" only.
+    All values have JSON types. `chat` None: the chat template for "turns" and "messages" only.
     """
 
     target: str
@@ -42,17 +42,17 @@ class BatchPlan:
     seed: int = 0
     n_workers: int = 1
     n_retries: int = 2
-    timeout: float | None = None  # seconds of a prompt
+    timeout: float | None = None  # seconds for each prompt
     verbose: bool = False
 
 
 @dataclass(frozen=True)
 class BatchEvent:
-    """Something that happened, for a progress display.
+    """An event for a progress display.
 
     `what`: "waiting" (a cluster has no room for the worker yet), "ready", "begun", "finished",
-    "ended" (the worker's process ended; `will_retry`: so its prompt is tried again), "lost" (the
-    worker cannot be started again; the others go on).
+    "ended" (the worker's process ended; `will_retry`: its prompt is tried again), "lost" (the
+    worker cannot be started again; the others continue).
     """
 
     what: str
@@ -67,19 +67,19 @@ class BatchEvent:
 
 @dataclass(eq=False)
 class BatchWorker:
-    """A worker, and the prompt that it has."""
+    """A worker, and the prompt that it works on."""
 
     number: int
     process: WorkerProcess
     is_ready: bool = False
     refusal: tuple[str, str] | None = None  # kind of error, message
-    index: int | None = None  # of its prompt
+    index: int | None = None  # index of its prompt
     deadline: float | None = None
     was_killed: bool = False  # because it missed its deadline
 
     @property
     def identity(self) -> tuple[int, int, str]:
-        """Its number, and the id and the node of its process."""
+        """(number of the worker, process id, node)."""
         return self.number, self.process.pid, self.process.node
 
 
@@ -101,24 +101,24 @@ class Batch:
         self._report = report
         self._start_process = start
         self._grace = grace
-        # Indices of prompts without a record that no worker has.
+        # Indices of prompts that have no record and no worker.
         self._waiting = deque(index for index in self._prompts if index not in results.records)
-        self._n_attempts: Counter[int] = Counter()  # by the index of the prompt
+        self._n_attempts: Counter[int] = Counter()  # by index of the prompt
         self._n_workers = min(plan.n_workers, len(self._waiting))
         self._events: SimpleQueue[WorkerEvent] = SimpleQueue()
         self._workers: dict[int, BatchWorker] = {}
-        self._n_failed_starts: Counter[int] = Counter()  # by the number of the worker
-        self._was_ready = False  # whether any worker ever was
+        self._n_failed_starts: Counter[int] = Counter()  # by number of the worker
+        self._was_ready = False  # whether any worker has been ready
 
     def stop(self) -> None:
         """Make `run` return; may be called from a signal handler."""
         self._events.put(WorkerEvent(None, None))
 
     def run(self) -> bool:
-        """Run until every prompt has its record (True), or until `stop` is called (False).
+        """Run until every prompt has a record (returns True) or `stop` is called (returns False).
 
-        Raises GgufspecError where no worker can load the models, or records cannot be written;
-        finished records are kept. Leaves no process behind.
+        Raises GgufspecError if no worker can load the models, or records cannot be written;
+        finished records are kept. Ends all processes that it started.
         """
         try:
             if self._waiting:
@@ -138,7 +138,7 @@ class Batch:
                 worker.process.close()
 
     def _next_event(self) -> WorkerEvent | None:
-        """Wait for an event; None after workers were killed that missed their deadlines."""
+        """Wait for an event; returns None after killing workers that missed their deadlines."""
         deadlines = [each.deadline for each in self._workers.values() if each.deadline]
         try:
             wait = max(min(deadlines) - monotonic(), 0.0) if deadlines else None
@@ -164,7 +164,7 @@ class Batch:
             self._assign()
 
     def _accept(self, worker: BatchWorker, message: Mapping[str, Any]) -> None:
-        """The worker is ready: it gets a prompt; if it is the first, the other workers start."""
+        """Give a prompt to a worker that became ready; the first one also starts the others."""
         worker.is_ready = True
         self._n_failed_starts[worker.number] = 0
         if message["profile"] is not None and self._results.profile is None:
@@ -177,7 +177,7 @@ class Batch:
                 self._start(number)
 
     def _replace(self, worker: BatchWorker) -> None:
-        """The process ended: its prompt is tried again or has failed; a new process starts."""
+        """Start a new process for one that ended; its prompt is tried again or marked as failed."""
         del self._workers[worker.number]
         reason = worker.process.end_reason()
         worker.process.close()
@@ -197,7 +197,7 @@ class Batch:
             self._start(worker.number)
 
     def _count_failed_start(self, worker: BatchWorker, reason: str) -> None:
-        """Raises GgufspecError where no worker is left."""
+        """Count a failed start. Raises GgufspecError if no worker is left."""
         self._n_failed_starts[worker.number] += 1
         n_failed = self._n_failed_starts[worker.number]
         kind, said = worker.refusal or ("ModelError", f"no worker became ready: {reason}")
@@ -216,7 +216,7 @@ class Batch:
             self._n_attempts[worker.index] += 1
             if self._plan.timeout is not None:
                 worker.deadline = monotonic() + self._plan.timeout + self._grace
-            # Report first: the worker may finish a short prompt before a report after it is read.
+            # Report before sending: else "finished" could come before "begun".
             self._report(BatchEvent("begun", *worker.identity, worker.index))
             worker.process.send({"prompt": asdict(self._prompts[worker.index])})
 

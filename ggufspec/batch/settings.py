@@ -1,4 +1,4 @@
-"""What the texts of a batch depend on, in a form that a later run can compare with its own."""
+"""Identifies the models, settings and seeds of a batch, so that a later run can compare them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def model_identity(path: str) -> dict[str, Any]:
 
 
 def run_name(settings: Mapping[str, Any]) -> str:
-    """A short hash of the settings; each record holds the one of its batch."""
+    """A short hash of the settings, which each record of a batch has."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_N_RUN_DIGITS]
 
 
 def prompt_seed(seed: int, index: int, turn: int = 0) -> int:
-    """The seed of one text, from the batch's seed and the text's place; the same in any worker."""
+    """The seed of one text, derived from the batch's seed and the text's place in the file."""
     digest = hashlib.sha256(f"{seed} {index} {turn}".encode()).digest()
     return int.from_bytes(digest[:4], "little")

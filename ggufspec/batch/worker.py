@@ -1,4 +1,4 @@
-"""The worker process: loads a pair, then generates text for one prompt after the other."""
+"""The worker process: loads a pair, then generates text for one prompt after another."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main() -> None:
 def answer(
     engine: Engine, prompt: Prompt, task: Mapping[str, Any], options: CheckedOptions
 ) -> dict[str, Any]:
-    """The record of a prompt: its text, or an error."""
+    """The record of a prompt, with its text or an error."""
     started = perf_counter()
     completions: list[Completion] = []
     error = None
@@ -90,7 +90,7 @@ def answer(
 def _generate(
     engine: Engine, prompt: Prompt, task: Mapping[str, Any], options: CheckedOptions
 ) -> Iterator[Completion]:
-    """One text, or one for each turn; nothing of other prompts is reused."""
+    """The completion of a prompt, or one for each turn; starts with an empty cache."""
     deadline = perf_counter() + task["timeout"] if task["timeout"] else None
 
     def check_time(*_: object) -> None:
@@ -98,7 +98,7 @@ def _generate(
             raise GgufspecError(timeout_error(task["timeout"]))
 
     engine.forget()
-    turns: list[str] = []  # of the user and of the target, alternating
+    turns: list[str] = []  # user's and target's turns, alternating
     for turn, text in enumerate(prompt.turns or [""]):
         turns.append(text)
         tokens = _to_tokens(engine, prompt, turns, task)
@@ -113,7 +113,7 @@ def _generate(
 def _to_tokens(
     engine: Engine, prompt: Prompt, turns: Sequence[str], task: Mapping[str, Any]
 ) -> str | list[int]:
-    """What to continue: a text, or the tokens of a conversation in the target's chat template."""
+    """The text to continue, or the tokens of a conversation in the target's chat template."""
     chat, system = task["chat"], task["system"]
     messages: list[Message] = [dict(message) for message in prompt.messages]
     if prompt.kind == "messages":
@@ -134,7 +134,7 @@ def _to_tokens(
 
 
 def _load(task: Mapping[str, Any], options: CheckedOptions) -> Engine:
-    """The pair; without a number of threads, with this worker's share of the cores."""
+    """Load the pair; if no number of threads is given, with this worker's share of the cores."""
     settings = dict(task["load"])
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
@@ -144,7 +144,7 @@ def _load(task: Mapping[str, Any], options: CheckedOptions) -> Engine:
 
 
 def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | None:
-    """The pair profile from which all texts begin, if the draft length depends on it.
+    """The pair profile that all texts start from; None if the draft length does not depend on it.
 
     It is the same in every worker. It is stored without the number of threads, so later batches of
     this pair on this machine use it too, with any number of workers.
@@ -199,7 +199,7 @@ def _counts(stats: Sequence[Stats]) -> dict[str, Any]:
 
 
 def _take_pipes() -> tuple[int, int]:
-    """File descriptors for messages, in and out; other output to stdout then goes to stderr."""
+    """File descriptors (in, out) for messages; other output to stdout is redirected to stderr."""
     incoming, outgoing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
