@@ -479,7 +479,7 @@ NB_MODULE(_native, m) {
         }
     });
     m.doc() = "Sampling, verification, draft length, n-grams and batches.";
-    m.attr("instructions") = ggufspec::kernels.instructions;  // that the loops over rows use: see kernels.h
+    m.attr("instructions") = ggufspec::kernels.instructions;  // used by the loops over rows: see kernels.h
     nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")
         .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
              "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a,
@@ -501,7 +501,7 @@ NB_MODULE(_native, m) {
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "parents"_a, "masks"_a.noconvert().none(),
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
-            "parents: of each node of a draft that is a tree, -1 for the text; empty for a chain. "
+            "parents: in a tree, the parent of each node, -1 for the text; empty for a chain. "
             "masks (n_draft + 1, n_words): bit i % 32 of word i // 32 says whether token i is allowed there. The logits are read "
             "in place, also later: the rows are valid as long as the logits.")
         .def(
@@ -520,7 +520,7 @@ NB_MODULE(_native, m) {
             "uniform"_a,
             "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if "
             "length_rule.should_draw.\n\n"
-            "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last, also if\n"
+            "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last, even if\n"
             "further rows are added; keep drops it.")
         .def(
             "draw_declined",
@@ -533,21 +533,21 @@ NB_MODULE(_native, m) {
                 length_rule.draw_declined();
                 return self.rows[self.n++].pick(uniform);
             },
-            "length_rule"_a, "uniform"_a, "Draw from the row that draw has declined, all the same: it becomes the last row.")
-        .def("append_certain", &Rows::add_certain, "token"_a, "Add the distribution of a token that was certain.")
+            "length_rule"_a, "uniform"_a, "Draw from the row that draw has declined; it becomes the last row.")
+        .def("append_certain", &Rows::add_certain, "token"_a, "Append a row in which this token is certain.")
         .def("append_without", &Rows::add_without, "i"_a, "token"_a,
              "Append row i without one token, renormalised: the distribution of a second child.\n\n"
-             "At temperature 0 the next likeliest token is certain. False, and no row, where no other token is left.")
+             "At temperature 0 the next likeliest token is certain. Returns False and adds no row if no other token is left.")
         .def("append_from", &Rows::add_from, "other"_a, "i"_a,
              "Append a copy of row i of other, which does not depend on its logits.")
         .def("decline", &Rows::decline,
-             "Drop the last row, which no token is drawn from; as after a draw that returned -1, overlap can still read it.")
+             "Drop the last row without drawing from it; overlap can still read it, as after a draw that returned -1.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(),
-             "Add the distributions in proportion to weights (n, n_vocab).")
+             "Append the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",
             [](Rows & self, size_t n) {
-                require(n <= self.n, "keep: there are not so many rows");
+                require(n <= self.n, "keep: there are fewer rows");
                 self.n = n;
                 self.n_in_place = std::min(n, self.n_in_place);
                 self.has_declined = false;
@@ -560,7 +560,7 @@ NB_MODULE(_native, m) {
                 for (size_t i = 0; i < self.n; i++) n += self.rows[i].n_values();
                 return n;
             },
-            "How many probabilities there are to read: those that truncation leaves, or all.")
+            "Number of stored probabilities: tokens that remain after truncation, or all.")
         .def("__len__", [](const Rows & self) { return self.n; })
         .def(
             "__array__", [](const Rows & self, nb::object, nb::object) { return dense(self); }, "dtype"_a = nb::none(),
@@ -583,11 +583,10 @@ NB_MODULE(_native, m) {
                 require_tokens(&token, 1, self.n_vocab);
                 return self.at(i).gap_without(token);
             },
-            "i"_a, "token"_a,
-            "The gap of the tokens that are left to draw in row i without one of them; below 0 if none is left.")
+            "i"_a, "token"_a, "The logit gap of row i without this token; below 0 if no token is left.")
         .def("gap", &Rows::gap, "i"_a,
-             "By how much the largest logit of row i exceeds the second largest: before sampling in rows that fill made, else\n"
-             "among the tokens that truncation leaves. Infinity where there is no second.")
+             "The difference of the two largest logits of row i: before sampling in rows that fill made, else among the\n"
+             "tokens that remain after truncation. Infinity if there is only one.")
         .def(
             "second_choice",
             [](const Rows & self, size_t i, const Rows & draft, size_t j, int32_t token) {
@@ -597,7 +596,7 @@ NB_MODULE(_native, m) {
             },
             "i"_a, "draft"_a, "j"_a, "token"_a,
             "The probability that another token of row j of a draft is accepted by row i of its target, after `token` was\n"
-            "drawn from row j and rejected; -1 where row i cannot reject it.")
+            "drawn from row j and rejected; -1 if row i cannot reject it.")
         .def(
             "of",
             [](const Rows & self, size_t i, int32_t token) {
@@ -614,18 +613,18 @@ NB_MODULE(_native, m) {
             require(logits.shape(0) > 0, "gap_of: there is no row");
             return ggufspec::kernels.gap_of(logits.data(), logits.shape(1));
         },
-        "logits"_a.noconvert(), "By how much the largest of the first row of logits exceeds the second largest.");
+        "logits"_a.noconvert(), "The difference of the two largest logits in the first row.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
-          "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");
+          "A view of floats (n_rows, n_vocab) at an address: valid as long as the memory there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Verify by equality with the target's own draws: (n_accepted, next_token, path), without a path for a chain.");
+          "Verify by equality with the target's own draws: (n_accepted, next_token, path); path is None for a chain.");
     m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Verify by token-wise rejection sampling, as match.");
+          "Verify by token-wise rejection sampling; returns the same as match.");
     m.def("traversal", &verdict<ggufspec::traversal>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Verify by traversal verification, as match.");
+          "Verify by traversal verification; returns the same as match.");
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
-          "How many of the first `horizon` tokens block verification would accept, on average, if the draft had been drawn\n"
-          "at each of these temperatures: estimated from the tokens that were drawn.");
+          "For each temperature, the expected number of accepted tokens of a draft drawn at it, among the first `horizon`\n"
+          "tokens, under block verification. Estimated from the tokens that were drawn.");
     nb::class_<ggufspec::AcceptanceModel>(m, "AcceptanceModel",
                                           "The probability that a token is accepted, by a logit gap: see native/draft_length.h.")
         .def(
@@ -640,9 +639,9 @@ NB_MODULE(_native, m) {
              "Learn that a token with that logit gap was accepted with that probability.")
         .def_prop_ro(
             "coefficients", [](const ggufspec::AcceptanceModel & self) { return std::pair(self.intercept(), self.slope()); },
-            "As learned so far: (intercept, slope).");
+            "(intercept, slope) as learned so far.");
     nb::class_<ggufspec::LengthRule>(
-        m, "LengthRule", "When one round of drafting stops: see native/draft_length.h. Before the first update, at n_max.")
+        m, "LengthRule", "Decides when a round's draft ends: see native/draft_length.h. Before the first update, at n_max.")
         .def(nb::init<const ggufspec::AcceptanceModel &, double>(), "acceptance"_a = ggufspec::AcceptanceModel(0, 0, 1, 100),
              "block_bonus"_a = 0.0)
         .def(
@@ -655,29 +654,37 @@ NB_MODULE(_native, m) {
             },
             "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "n_per_step"_a = 1,
             "Find the best rule for these costs in seconds and for tokens that are accepted with these probabilities.\n\n"
-            "min_rate: tokens per second that other ways of decoding reach; n_per_step: distributions that a step gives.")
+            "min_rate: tokens per second of other ways of decoding; n_per_step: distributions that a step computes.")
         .def("foresee", &ggufspec::LengthRule::foresee, "gaps"_a,
-             "The logit gaps of the next distribution and those behind it are known: choose how many tokens are drawn.")
+             "Choose how many tokens to draw, given the logit gaps of the next distributions.")
         .def(
             "prefix_length",
             [](const ggufspec::LengthRule & self, const std::vector<double> & probabilities) {
                 const auto best = self.prefix_length(probabilities);
                 return std::make_tuple(best.n_draft, best.gain, best.expected);
             },
-            "probabilities"_a, "How much to use of an existing draft: (n_draft, gain, expected accepted tokens).")
+            "probabilities"_a, "How many tokens to use of an existing draft: (n_draft, gain, expected accepted tokens).")
         .def("take", &ggufspec::LengthRule::take, "probabilities"_a,
-             "How many further tokens of these probabilities to draft, which cost no draft step; they count as drawn.")
-        .def_prop_ro("gain", &ggufspec::LengthRule::gain, "What a round by the rule gains, comparable with prefix_length's.")
+             "Add tokens with these acceptance probabilities, which cost no draft step, and count them as drawn.\n"
+             "Returns how many of them to draft.")
+        .def_prop_ro("gain", &ggufspec::LengthRule::gain,
+                     "The expected gain of a round by the rule, comparable with prefix_length's.")
         .def("start", &ggufspec::LengthRule::start, "n_max"_a,
-             "Start a round of at most n_max drafted tokens, and of no more than the curve covers.")
+             "Start a round of at most n_max drafted tokens, limited to the length of the curve.")
         .def("should_evaluate", &ggufspec::LengthRule::should_evaluate,
              "Whether to run the draft model for the next distribution.")
         .def("should_draw", &ggufspec::LengthRule::should_draw, "gap"_a,
              "Whether to draw a token from a distribution with that logit gap.")
         .def("observe", &ggufspec::LengthRule::observe, "acceptances"_a,
-             "Learn how likely a token of each of this round's first distributions was to be accepted.")
-        .def_ro("acceptance", &ggufspec::LengthRule::acceptance, "By the draft model's logit gap; learns.")
+             "Learn the acceptance probabilities of this round's first distributions.")
+        .def_ro("acceptance", &ggufspec::LengthRule::acceptance, "The acceptance model, by the draft model's logit gap.")
         .def_rw("block_bonus", &ggufspec::LengthRule::block_bonus, "See best_rule in native/draft_length.h.")
+        .def_prop_ro(
+            "tokens", [](const ggufspec::LengthRule & self) { return self.rule().tokens; },
+            "Expected tokens of a round by the rule.")
+        .def_prop_ro(
+            "rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; },
+            "Tokens per second by the rule; 0 before the first update.")
         .def_prop_ro(
             "tokens", [](const ggufspec::LengthRule & self) { return self.rule().tokens; },
             "Tokens of a round by the rule, on average.")
@@ -691,16 +698,16 @@ NB_MODULE(_native, m) {
             },
             "Whether the rule drafts at all.")
         .def_rw("least", &ggufspec::LengthRule::least,
-                "No token is drawn that is accepted with a lower probability; 0 again at the next start.")
-        .def_prop_ro("n_max", &ggufspec::LengthRule::n_max, "The most tokens of this round.")
+                "Tokens that are accepted with a lower probability are not drawn; reset to 0 by start.")
+        .def_prop_ro("n_max", &ggufspec::LengthRule::n_max, "Maximum length of this round's draft.")
         .def_prop_ro("n_reachable", &ggufspec::LengthRule::n_reachable,
-                     "The most tokens of this round if all of them are likely.")
+                     "Maximum length of this round's draft if all its tokens are likely.")
         .def_prop_ro("reached", &ggufspec::LengthRule::reached,
                      "The probability that all tokens drawn in this round are accepted.")
         .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
         .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens of this round that cost no draft step.")
         .def_prop_ro("n_drawn", &ggufspec::LengthRule::n_drawn, "Tokens drawn in this round.")
-        .def_prop_ro("expected", &ggufspec::LengthRule::expected, "How many of them are accepted, on average.")
+        .def_prop_ro("expected", &ggufspec::LengthRule::expected, "Expected number of accepted tokens.")
         .def_prop_ro(
             "stop", [](const ggufspec::LengthRule & self) { return int(self.stop()); },
             "Why the draft ended: an index of STOP_REASONS in draft_length.py.")
@@ -716,7 +723,8 @@ NB_MODULE(_native, m) {
         },
         "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "block_bonus"_a = 0.0,
         "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
-    nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
+    nb::class_<ggufspec::Context>(m, "Context",
+                                  "A llama.cpp context, used through borrowed addresses. Sequences are numbered from 0.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_leaves"_a = 1,
              "n_hidden"_a = 0, "hidden_is_alone"_a = false, "n_rollback"_a = 0, "shares_cells"_a = false, nb::kw_only(),
              "llama_decode"_a, "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
@@ -724,26 +732,28 @@ NB_MODULE(_native, m) {
         .def("n_common", &n_common, "tokens"_a.noconvert(), "sequence"_a = 0,
              "The length of the longest common prefix of the held tokens and tokens.")
         .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,
-             "Truncate to the common prefix with the first n_most of tokens; how many remain, or -1 if a tail cannot be dropped.")
+             "Truncate to the common prefix with the first n_most of tokens. Returns the number of tokens that remain, or -1 if "
+             "a\n"
+             "tail cannot be dropped.")
         .def(
             "decode", &decode, "parts"_a,
-            "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows, parents), the tokens after those held, and\n"
-            "keep logits of the last n_rows; returns llama_decode's code.\n\n"
-            "parents: of each node of the tree at the end of the tokens, -1 for the token before it; empty for a chain.\n\n"
-            "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
+            "Evaluate parts (sequence, tokens, n_rows, parents) in one batch: for each, the tokens after those that are held.\n\n"
+            "Keeps logits of the last n_rows of each part; returns llama_decode's code. parents: for a tree at the end of the\n"
+            "tokens, the parent of each node, -1 for the token before the tree; empty for a chain.\n\n"
+            "On a CPU, an exception of a signal handler ends a long batch; none of the tokens is then held.")
         .def("decode_beside", &decode_beside, "parts"_a, "other"_a, "parts_of_other"_a,
-             "decode, and at the same time, in another thread, that of another context; returns both codes.\n\n"
-             "What a signal handler raises ends both.")
+             "decode, and at the same time decode in another context, in another thread; returns both codes.\n\n"
+             "An exception of a signal handler ends both.")
         .def("decode_hidden", &decode_hidden, "sequence"_a, "tokens"_a.noconvert(), "hidden"_a.noconvert(), "n_rows"_a,
-             "decode of one sequence, with a hidden state (n_tokens, n_hidden) beside each token, or in its place.")
+             "decode for one sequence, with a hidden state (n_tokens, n_hidden) for each token, or instead of the tokens.")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "tokens"_a.noconvert(),
-             "Make a sequence hold what another has of the beginning of tokens, and nothing else.")
+             "Replace a sequence by the longest prefix of tokens that source holds.")
         .def("drop_middle", &drop_middle, "n_first"_a, "n_dropped"_a, "sequence"_a = 0,
-             "Drop n_dropped tokens behind the first n_first; those behind them keep their positions.")
+             "Drop n_dropped tokens after the first n_first; the tokens after them keep their positions.")
         .def("begin_restore", &begin_restore, "n_tokens"_a, "sequence"_a = 0,
              "Count tokens from position n_tokens on as not held, before a checkpoint of that length is restored.")
-        .def("end_restore", &end_restore, "sequence"_a = 0, "The checkpoint has been restored.")
-        .def("n_cells", &n_cells, "sequence"_a = 0, "How many tokens the sequence holds.")
+        .def("end_restore", &end_restore, "sequence"_a = 0, "Note that the checkpoint has been restored.")
+        .def("n_cells", &n_cells, "sequence"_a = 0, "Number of tokens that the sequence holds.")
         .def(
             "cells",
             [](const ggufspec::Context & self, size_t sequence) {
@@ -758,18 +768,19 @@ NB_MODULE(_native, m) {
                 self.hold(sequence, tokens.data(), tokens.shape(0));
             },
             "tokens"_a.noconvert(), "sequence"_a = 0,
-            "llama.cpp has given the sequence, which held nothing, the cells of these tokens.")
+            "Note that llama.cpp has filled an empty sequence with the cells of these tokens.")
         .def(
             "logits", [](const ggufspec::Context & self, int32_t i) { return reinterpret_cast<uintptr_t>(self.logits(i)); },
-            "i"_a, "Address of the logits of token i of the last batch; 0 if llama.cpp keeps none.")
+            "i"_a, "Address of the logits of token i of the last batch; 0 if llama.cpp did not keep them.")
         .def("truncate", &drop_tail, "n_tokens"_a, "sequence"_a = 0,
-             "Drop the tokens from position n_tokens on; false if a tail cannot be dropped.")
+             "Drop the tokens from position n_tokens on; returns False if a tail cannot be dropped.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
-    nb::class_<ggufspec::SortedTexts>(m, "SortedTexts", "Texts, sorted for Ngrams: 8 bytes a token. Not for two threads at once.")
+    nb::class_<ggufspec::SortedTexts>(m, "SortedTexts",
+                                      "Texts with an index for Ngrams: 8 bytes per token. Not for two threads at once.")
         .def(nb::init<>())
         .def("add", &add_text, "tokens"_a.noconvert(), "Add a text (n,).")
         .def("drop", &ggufspec::SortedTexts::drop, "n_most"_a,
-             "Remove whole texts, the oldest first, until they have n_most tokens at most, with one for each text.")
+             "Remove whole texts, the oldest first, until at most n_most tokens are left, counting one more for each text.")
         .def("__len__", [](const ggufspec::SortedTexts & self) { return self.tokens().size(); });
     nb::class_<ggufspec::Ngrams>(
         m, "Ngrams",
@@ -777,20 +788,20 @@ NB_MODULE(_native, m) {
         "Not for two threads at once.")
         .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a, "prediction"_a = nb::none(),
              "others"_a = std::vector<std::shared_ptr<ggufspec::SortedTexts>>(),
-             "priors: (min_length, *probabilities) by match length; see NgramAcceptance in native/ngrams.h. prediction: what\n"
-             "the text may be, which counts as the text itself does. others: texts to predict from besides, where their matches\n"
-             "are much longer.")
+             "priors: (min_length, *probabilities) by match length; see NgramAcceptance in native/ngrams.h. prediction: a text\n"
+             "that the text may repeat; its matches count like the text's own. others: further texts, used if their matches are\n"
+             "much longer.")
         .def("update", &update, "tokens"_a.noconvert(),
-             "Make tokens (n,) the text: usually the previous one and a few more. Returns the length of the common prefix.")
+             "Make tokens (n,) the text: usually the previous text and a few more. Returns the length of the common prefix.")
         .def("predict", &predict, "n_most"_a,
              "Up to n_most tokens that may follow, by the longest matches of the text's end: (tokens, probabilities, lengths,\n"
              "shares, origin).\n\n"
-             "For each token, if those before it are accepted: the probability that it is, too; how many tokens before it agree\n"
-             "with its sources (32 at most); its share of the votes. origin: 0: the text itself, 1: its prediction, 2: others.\n"
-             "Empty if the last token is new, 1024 tokens at most.")
+             "For each token, if the tokens before it are accepted: its acceptance probability; the number of tokens before it\n"
+             "that match its sources (at most 32); its share of the votes. origin: 0: the text itself, 1: its prediction, 2:\n"
+             "other texts. Empty if the last token is new; at most 1024 tokens.")
         .def("observe", &observe, "n_accepted"_a, "n_tried"_a,
-             "The first n_tried tokens of the last prediction were verified: n_accepted were right, the next was wrong.\n\n"
+             "Learn that, of the last prediction's first n_tried tokens, n_accepted were right and the next was wrong.\n\n"
              "The prediction is then discarded.")
-        .def_prop_ro("n_compared", &ggufspec::Ngrams::n_compared, "How many earlier occurrences were compared so far.");
+        .def_prop_ro("n_compared", &ggufspec::Ngrams::n_compared, "Number of earlier occurrences compared so far.");
     ggufspec::matmul::bind(m);
 }

@@ -13,8 +13,8 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 bool more_likely(const Candidate & a, const Candidate & b) { return a.logit > b.logit; }
 
-// The n largest in descending order, in `sorted`. Equal logits come in llama.cpp's order: it sorts up to 128 in place, and
-// more of them through 128 buckets between the logits -10 and 10.
+// Puts the n largest candidates into `sorted`, in descending order. Equal logits come in llama.cpp's order: it sorts up to
+// 128 candidates in place, and more through 128 buckets between the logits -10 and 10.
 void sort_by_buckets(const std::vector<Candidate> & list, size_t n, std::vector<Candidate> & sorted) {
     constexpr int kBuckets = 128;
     constexpr float kScale = kBuckets / 20.0f;
@@ -42,7 +42,7 @@ void keep_first(Candidates & candidates, size_t n) {
     list.resize(std::min(n, list.size()));
 }
 
-// Keeps the n largest, in descending order.
+// Keeps the n largest candidates, in descending order.
 void sort_largest(Candidates & candidates, size_t n) {
     auto & list = candidates.list;
     if (n <= 128) {
@@ -128,7 +128,7 @@ void typical_p(const Sampling & sampling, Candidates & candidates) {
     const auto & list = candidates.list;
     float entropy = 0;
     for (const Candidate & candidate : list) {
-        // llama.cpp has no such condition: one banned token makes its entropy NaN, and its selection arbitrary.
+        // llama.cpp lacks this condition: a banned token makes its entropy NaN, and its selection arbitrary.
         if (candidate.prob > 0) entropy += -candidate.prob * std::log(candidate.prob);
     }
     std::vector<float> distance;
@@ -226,7 +226,7 @@ size_t since_breaker(const Sampling & sampling, const Text & text) {
     return text.n;
 }
 
-// For each token that would continue a repetition: the length of that repetition, if it counts. False: there is none.
+// Finds, for each token that would continue a repetition, the length of that repetition. Returns false if there is none.
 // "Don't repeat yourself", by p-e-w: https://github.com/oobabooga/text-generation-webui/pull/5677
 bool repetitions_of(const Sampling & sampling, const Text & whole, Counts & longest) {
     const Text text = last(whole, sampling.dry_last_n);
@@ -235,7 +235,7 @@ bool repetitions_of(const Sampling & sampling, const Text & whole, Counts & long
     const int64_t limit = static_cast<int64_t>(since_breaker(sampling, text));
     if (limit < allowed) return false;
     const auto from_end = [&text](int64_t i) { return text.tokens[text.n - 1 - i]; };
-    // The Z-algorithm on the reversed text: how many of its last tokens also end k tokens earlier.
+    // The Z-algorithm on the reversed text: repeated[k] is the number of last tokens that also occur k tokens earlier.
     std::vector<int64_t> repeated(n, 0);
     int64_t left = 0, right = 0;  // the last repetition found covers [left, right)
     for (int64_t k = 1; k < n; k++) {
@@ -266,10 +266,10 @@ float adjusted(Sampler sampler, const Sampling & sampling, int32_t token, int32_
         if (largest > 0) exponent = std::min(exponent, largest);
     }
     const double penalty = sampling.dry_multiplier * std::pow(static_cast<double>(sampling.dry_base), exponent);
-    return logit - static_cast<float>(std::min<double>(penalty, FLT_MAX / 4));  // large but finite: infinity would ban
+    return logit - static_cast<float>(std::min<double>(penalty, FLT_MAX / 4));  // finite: infinity would ban the token
 }
 
-// False if the sampler changes nothing, not even the order.
+// Returns false if the sampler changes nothing, not even the order.
 bool count(Sampler sampler, const Sampling & sampling, const Text & text, Counts & counts) {
     if (sampler == Sampler::dry) return repetitions_of(sampling, text, counts);
     counts = counts_of(sampling, text);

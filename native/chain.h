@@ -1,5 +1,5 @@
 // llama.cpp's samplers over a list of candidates, with its float arithmetic and its order of equal logits, so that the
-// same candidates remain. Exact but slow; sampling.cpp has shortcuts for cases in which the distribution is the same.
+// same candidates remain. Exact but slow; sampling.cpp has shortcuts that give the same distribution.
 // Source of the semantics: src/llama-sampler.cpp of llama.cpp.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace ggufspec {
 
 enum class Sampler { penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, temperature };
 
-// What turns logits into a distribution.
+// The options that turn logits into a distribution.
 struct Sampling {
     std::vector<Sampler> order;
     float temperature = 1;      // 0: one-hot at the largest logit
@@ -30,11 +30,11 @@ struct Sampling {
     float dry_base = 1.75f;
     int64_t dry_allowed_length = 2;
     int64_t dry_last_n = 0;                                                  // as penalty_last_n
-    std::unordered_multimap<int32_t, std::vector<int32_t>> dry_breakers;     // a token, and those that must follow it
+    std::unordered_multimap<int32_t, std::vector<int32_t>> dry_breakers;     // first token: following tokens
     std::vector<std::pair<int32_t, float>> logit_bias;                       // added first; -infinity bans a token
 
     bool is_active(Sampler sampler) const;
-    // How many of the last tokens of the text the samplers depend on; -1: all.
+    // Number of last tokens of the text that the samplers depend on; -1: all.
     int64_t window() const;
 };
 
@@ -48,7 +48,7 @@ struct Candidates {
     std::vector<Candidate> list;
     bool sorted = false;     // by descending logit
     bool has_ties = false;   // equal logits are adjacent, but not in llama.cpp's order
-    bool cut_a_tie = false;  // a sampler kept one of two equal logits: which one depends on the order
+    bool cut_a_tie = false;  // a sampler removed one of two equal logits: which one depends on the order
 };
 
 // The text before the token to be drawn.
@@ -57,10 +57,10 @@ struct Text {
     size_t n;
 };
 
-// Applies one sampler. An inactive one does nothing.
+// Applies one sampler; an inactive sampler changes nothing.
 void apply(Sampler sampler, const Sampling & sampling, const Text & text, Candidates & candidates);
 
-// The same for the samplers that depend on the text (penalties, dry), on a row of logits (n_vocab).
+// Applies a sampler that depends on the text (penalties, dry) to a row of logits (n_vocab).
 void apply_to_row(Sampler sampler, const Sampling & sampling, const Text & text, float * logits, size_t n_vocab);
 
 }  // namespace ggufspec

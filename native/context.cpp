@@ -14,7 +14,7 @@ namespace ggufspec {
 namespace {
 
 constexpr std::chrono::milliseconds kCheckInterval{100};
-constexpr size_t kPositions = 4;  // that M-RoPE has for each row of a batch without tokens
+constexpr size_t kPositions = 4;  // M-RoPE's positions for each row of a batch without tokens
 constexpr size_t kNodesPerClock = 8;  // reading the clock at each node took 3 % of a pass of a 1.5 M draft
 
 }  // namespace
@@ -95,7 +95,7 @@ void Context::choose_path(Held & held, const int32_t * tokens, size_t n_most) {
         held.cells.resize(start);
         for (size_t i = n_first; i < path.size(); i++) held.cells.push_back(tree.tokens[path[i]]);
     }
-    std::vector<size_t> n_accepted(tree.parents.size());  // nodes of the path on the way to each
+    std::vector<size_t> n_accepted(tree.parents.size());  // for each node: number of accepted nodes up to it
     for (size_t i = 0, n = 0; i < n_accepted.size(); i++) {
         const bool is_accepted = n < path.size() && path[n] == static_cast<int32_t>(i);
         n_accepted[i] = is_accepted ? ++n : tree.parents[i] < 0 ? 0 : n_accepted[tree.parents[i]];
@@ -122,7 +122,7 @@ bool Context::truncate(size_t sequence, size_t n_tokens) {
     Held & held = held_[sequence];
     const int32_t n_kept = static_cast<int32_t>(std::min(n_tokens, held.cells.size()));
     const int32_t n_dropped = static_cast<int32_t>(held.cells.size()) - n_kept;
-    // llama.cpp would also roll back to states that the last batch has not written.
+    // Without this check, llama.cpp would also roll back to states that the last batch did not write.
     const bool is_kept = n_rollback_ == 0 || n_kept == 0 || n_dropped <= held.n_droppable;
     held.cells.resize(n_kept);
     held.tree = {};
@@ -243,7 +243,7 @@ void Context::add_tree(Held & held, size_t n_lead, const int32_t * parents, size
     }
     const size_t n_all = held.ids.size();
     for (const std::vector<int32_t> & each : ids) held.ids.insert(held.ids.end(), each.begin(), each.end());
-    int32_t * next = held.ids.data();  // it grows no more
+    int32_t * next = held.ids.data();  // stays valid: the vector does not grow any more
     std::fill(sequences_.begin() + first - n_lead, sequences_.begin() + first, next);
     std::fill(n_sequences_.begin() + first - n_lead, n_sequences_.begin() + first, static_cast<int32_t>(n_all));
     next += n_all;
@@ -256,7 +256,7 @@ void Context::add_tree(Held & held, size_t n_lead, const int32_t * parents, size
 
 int32_t Context::run(std::function<bool()> is_interrupted) {
     const bool has_tokens = !are_alone_ || !has_hidden_, has_hidden = are_alone_ ? has_hidden_ : n_hidden_ > 0;
-    if (!has_tokens) {  // all of a dimension, then all of the next one; the last is 0
+    if (!has_tokens) {  // positions are stored by dimension; the last dimension is 0
         for (size_t i = n_added_; i < kPositions * n_added_; i++) positions_[i] = i < 3 * n_added_ ? positions_[i % n_added_] : 0;
     }
     const Batch batch{static_cast<int32_t>(n_added_),

@@ -2,9 +2,9 @@
 // that llama-cpp-python has loaded. llama.cpp is not linked, so one build works with its CPU, CUDA, Metal
 // and Vulkan builds. Sequences are numbered from 0.
 //
-// The end of a batch may be a tree. llama.cpp masks by sequences: each leaf has one of its own, a node belongs to those
-// of the leaves below it, and its position is that of its depth. The first leaf has the sequence's own id, the others
-// have further ids ("branches"), which share the cells of the text before the tree.
+// The end of a batch may be a tree. llama.cpp masks by sequences: each leaf has a separate sequence, a node belongs to the
+// sequences of all leaves below it, and its position follows from its depth. The first leaf has the sequence's own id, the
+// other leaves have further ids ("branches"), which share the cells of the text before the tree.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@
 
 namespace ggufspec {
 
-// struct llama_batch of llama.h, passed by value; Python compares it with llama-cpp-python's.
+// struct llama_batch of llama.h, passed by value; Python compares its layout with llama-cpp-python's.
 struct Batch {
     int32_t n_tokens;
     int32_t * token;
@@ -44,59 +44,60 @@ struct DecodeError : std::runtime_error {
 
 class Context {
 public:
-    // n_leaves: the most leaves of a tree for each sequence; n_sequences * n_leaves ids of llama.cpp.
-    // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them. are_alone: a batch
-    // has hidden states or tokens, not both; its tokens then only name what is held.
-    // n_rollback: see ContextOptions in context_options.py; 0 where llama.cpp itself refuses what it cannot drop.
-    // shares_cells: its memory is that of another context. A batch is then placed behind that one's cells, and
-    // llama.cpp adds none: the tokens that this object holds are those of past batches.
+    // n_leaves: maximum leaves of a tree per sequence; llama.cpp needs n_sequences * n_leaves sequence ids.
+    // n_hidden: width of the hidden state that each token of a batch has; 0: none. are_alone: a batch has hidden states
+    // instead of tokens; its tokens are then only used to know what is held.
+    // n_rollback: see ContextOptions in context_options.py; 0 if llama.cpp itself refuses a tail that it cannot drop.
+    // shares_cells: the memory belongs to another context. A batch is then placed after that context's cells, and
+    // llama.cpp adds no cells: this object holds the tokens of past batches.
     Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
             size_t n_hidden, bool are_alone, size_t n_rollback, bool shares_cells);
     Context(const Context &) = delete;  // a batch has pointers into this object
     Context & operator=(const Context &) = delete;
 
-    // The length of the longest common prefix of the held tokens and `tokens`, at most n_most. Of a tree in the last
-    // batch, the path along `tokens` counts.
+    // The length of the longest common prefix of the held tokens and `tokens`, at most n_most. If the last batch had a
+    // tree, its path along `tokens` counts.
     size_t n_common(size_t sequence, const int32_t * tokens, size_t n_most) const;
 
-    // Truncates to the longest common prefix with `tokens`, of at most n_most tokens, and drops what a tree has beside
-    // it. Returns how many remain, or -1 if this kind of memory cannot drop a tail: then a checkpoint must be restored.
+    // Truncates to the longest common prefix with `tokens`, of at most n_most tokens, and drops the other branches of a
+    // tree. Returns how many tokens remain, or -1 if this kind of memory cannot drop a tail: restore a checkpoint then.
     int32_t resume(size_t sequence, const int32_t * tokens, size_t n_most);
 
-    // Drops the tokens from position n_tokens on, and of a tree all but the first path. False: this kind of memory cannot drop a tail.
+    // Drops the tokens from position n_tokens on, and all paths of a tree but the first. Returns false if this kind of memory
+    // cannot drop a tail.
     bool truncate(size_t sequence, size_t n_tokens);
 
-    // Restoring a checkpoint of n_tokens: begin_restore, llama.cpp's function, end_restore if it succeeded.
-    // Between them, the tokens from there on count as not held, and no tail can be dropped.
+    // To restore a checkpoint of n_tokens: call begin_restore, llama.cpp's function, and end_restore if it succeeded.
+    // In between, the tokens from position n_tokens on count as not held, and no tail can be dropped.
     void begin_restore(size_t sequence, size_t n_tokens);
     void end_restore(size_t sequence) { held_[sequence].n_droppable = 0; }
 
-    // llama.cpp's function has given the sequence, which held nothing, the cells of these tokens. None can be dropped from a
-    // recurrent state until the next batch.
+    // Notes that llama.cpp's function has filled an empty sequence with the cells of these tokens. With a recurrent state,
+    // none of them can be dropped until the next batch.
     void hold(size_t sequence, const int32_t * tokens, size_t n_tokens);
 
-    // Makes a sequence hold what another has of the beginning of `tokens`, and nothing else. They share cells.
+    // Replaces a sequence by the longest prefix of `tokens` that `source` holds. The two share cells.
     void copy_prefix(size_t source, size_t sequence, const int32_t * tokens, size_t n_tokens);
 
-    // Drops n_dropped of the tokens that a sequence holds, from the one behind its first n_first on, and not its last. Those
-    // behind them keep their positions, and count as following the first ones. Not with trees; n_first is the same in each
-    // call, until the sequence is truncated to it. Throws std::invalid_argument.
+    // Drops n_dropped tokens of a sequence after its first n_first tokens; its last token must remain. The tokens after
+    // the gap keep their positions, and count as following the first n_first. Not with trees; n_first must be the same in
+    // each call, until the sequence is truncated to it. Throws std::invalid_argument.
     void drop_middle(size_t sequence, size_t n_first, size_t n_dropped);
 
-    // A batch: begin, then add once for each of its sequences, then run. Evaluates the tokens after
-    // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens. `hidden`:
-    // (n_tokens, n_hidden), copied; null for zeros. `parents`: the last n_nodes tokens are a tree, in which a node
-    // follows an earlier one, or -1: the token before them. It has at most n_leaves leaves, and is held until the next
-    // call for this sequence that changes what it holds.
-    // run returns llama_decode's code, or throws what it threw as a DecodeError; unless the code is 0, none of the tokens is
-    // held. On CPU backends, a batch that takes long calls is_interrupted, in this thread and ten times a second, and ends
-    // if it is true.
+    // A batch: call begin, then add once for each of its sequences, then run. It evaluates the tokens after those that are
+    // held, at most n_batch tokens, and keeps logits of the last n_rows of each part. `hidden`: (n_tokens, n_hidden),
+    // copied; null for zeros. `parents`: the last n_nodes tokens are a tree; parents[i] is the earlier node that node i
+    // follows, -1: the token before the tree. A tree has at most n_leaves leaves, and is held until the next call that
+    // changes what this sequence holds.
+    // run returns llama_decode's code; an exception of it is thrown as DecodeError. Unless the code is 0, none of the tokens
+    // is held. On CPU backends, run calls is_interrupted in this thread about ten times a second, and ends the batch if it
+    // returns true.
     void begin();
     void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden = nullptr,
              const int32_t * parents = nullptr, size_t n_nodes = 0);
     int32_t run(std::function<bool()> is_interrupted);
 
-    // The logits of token i of the last batch; null if llama.cpp keeps none of it.
+    // The logits of token i of the last batch; null if llama.cpp did not keep them.
     const float * logits(int32_t i) const;
 
     // Wall time inside llama_decode so far.
@@ -111,17 +112,17 @@ public:
 private:
     struct Branch {
         int32_t id;
-        size_t n_shared = 0;   // it holds so many of the first cells of its sequence
+        size_t n_shared = 0;   // number of first cells of its sequence that it holds
         bool is_clean = true;  // false: llama.cpp may hold more
     };
-    // Behind the first n_before cells: the first path is in the cells, too.
+    // A tree after the first n_before cells; its first path is in the cells, too.
     struct Tree {
         size_t n_before = 0;
         std::vector<int32_t> tokens, parents;
-        std::vector<int32_t> branches;  // of the first leaf below each node; -1: the sequence's own id
+        std::vector<int32_t> branches;  // branch of the first leaf below each node; -1: the sequence's own id
         std::vector<int32_t> ends;      // the leaf of each branch
-        bool is_there() const { return !ends.empty(); }  // a chain is only cells
-        // The nodes along the first n_most of `tokens`, if the text begins with the cells before the tree.
+        bool is_there() const { return !ends.empty(); }  // a chain is stored in cells only
+        // The nodes along the first n_most tokens, if `tokens` begins with the cells before the tree.
         std::vector<int32_t> path(const std::vector<int32_t> & cells, const int32_t * tokens, size_t n_most) const;
     };
     struct Held {
@@ -129,23 +130,23 @@ private:
         std::vector<int32_t> cells;  // the tokens that the sequence holds; llama.cpp may hold more of them
         std::vector<Branch> branches;
         Tree tree;
-        std::vector<int32_t> ids;    // of the tree in the batch in progress: of all its leaves, then of each node
+        std::vector<int32_t> ids;    // for the tree in the batch in progress: ids of all its leaves, then of each node
         bool is_clean = true;        // false: llama.cpp may hold more, after a failure or a refused truncation
-        size_t n_first = 0, n_gap = 0;  // positions without cells: n_gap of them behind the first n_first
-        int32_t n_droppable = 0;     // with n_rollback: tokens whose states are kept; -1: the state is not that of cells
+        size_t n_first = 0, n_gap = 0;  // n_gap positions after the first n_first have no cells
+        int32_t n_droppable = 0;     // with n_rollback: tokens whose states are kept; -1: the state does not match the cells
     };
-    // The position of cell i, which may be the next one.
+    // The position of cell i, which may be the first free one.
     static int32_t position(const Held & held, size_t i) { return static_cast<int32_t>(i < held.n_first ? i : i + held.n_gap); }
     struct Part {
         Held * held;
         size_t n_tokens;
     };
 
-    // Leave the branches of a sequence what they share with it, and no more than its first n_tokens cells.
+    // Truncate the branches of a sequence to the cells that they share with its first n_tokens cells.
     void cut_branches(Held & held, size_t n_tokens);
-    // Of a tree, make the path along `tokens` the cells, and give the branches what they share with it.
+    // Make the tree's path along `tokens` the cells, and truncate the branches to what they share with it.
     void choose_path(Held & held, const int32_t * tokens, size_t n_most);
-    // Sequences and positions of n_nodes at the end of the batch, which are a tree behind n_lead tokens.
+    // Set sequences and positions of the last n_nodes of the batch, which are a tree after n_lead tokens.
     void add_tree(Held & held, size_t n_lead, const int32_t * parents, size_t n_nodes);
 
     static bool aborts(void * self);
@@ -173,8 +174,8 @@ private:
     size_t n_nodes_ = 0;  // computed so far
 };
 
-// Runs the batches of two contexts at the same time, the second one in a thread of its own. Returns both codes;
-// is_interrupted, called in this thread, ends both, as far as they are computed on CPU backends.
+// Runs the batches of two contexts at the same time, the second one in another thread. Returns both codes. is_interrupted
+// is called in this thread and, on CPU backends, ends both.
 std::pair<int32_t, int32_t> run_beside(Context & first, Context & second, const std::function<bool()> & is_interrupted);
 
 }  // namespace ggufspec

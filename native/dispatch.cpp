@@ -1,4 +1,4 @@
-// Chooses the kernels for the processor that this runs on, when the extension is loaded.
+// Chooses the kernels for this processor when the extension is loaded.
 #include <cstdlib>
 #include <string>
 

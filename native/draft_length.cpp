@@ -7,15 +7,15 @@
 namespace ggufspec {
 namespace {
 
-// Their evidence is in brackets: see ggufspec/drafting/constants.py.
+// The evidence for each number is in brackets: see ggufspec/drafting/constants.py.
 constexpr double kSpread = 0.2;        // p * (1 - p) of a typical observation of the prior [derived]
-constexpr double kMinSpread = 0.02;    // of any observation, so that certain ones count too [judgement]
-constexpr double kMaxLogOdds = 30;     // no probability is closer to 0 or 1 [numerical]
-constexpr double kMaxGap = 8;          // logits; a larger gap says no more [judgement]
+constexpr double kMinSpread = 0.02;    // least p * (1 - p) of an observation, so that certain tokens count too [judgement]
+constexpr double kMaxLogOdds = 30;     // limit of log-odds, so that no probability is 0 or 1 [numerical]
+constexpr double kMaxGap = 8;          // logits; larger gaps count as this [judgement]
 constexpr size_t kLevels = 40;         // grid of the backward induction [numerical: no fixed length is 1 % better]
 constexpr double kLowestLevel = 1e-3;  // probability at its lower end [numerical]
 constexpr int kMaxIterations = 4;      // of Dinkelbach's method [numerical]
-constexpr double kTolerance = 0.005;   // relative change of the rate at which it ends [numerical]
+constexpr double kTolerance = 0.005;   // the iteration ends at this relative change of the rate [numerical]
 
 constexpr double kNever = 2;  // a threshold that no probability reaches
 
@@ -31,7 +31,7 @@ const Levels & levels() {
     return made;
 }
 
-// By how many levels the grid position decreases when it is multiplied by a probability.
+// The number of levels by which multiplying with a probability lowers a grid position.
 double levels_down(double probability) {
     return -std::log(std::max(probability, 1e-6)) / -std::log(kLowestLevel) * (kLevels - 1);
 }
@@ -43,7 +43,7 @@ double below(const Levels & values, size_t k, double down) {
     return values[low] + (place - double(low)) * (values[low + 1] - values[low]);
 }
 
-// The probability from which increasing values are above 0.
+// The probability at which `values`, which increase, become positive.
 double first_positive(const Levels & values) {
     const auto found = std::find_if(values.begin(), values.end(), [](double value) { return value > 0; });
     if (found == values.end()) return kNever;
@@ -53,14 +53,14 @@ double first_positive(const Levels & values) {
     return levels()[k] + share * (levels()[k - 1] - levels()[k]);
 }
 
-// The best rule if a second is worth `rate` tokens, with the tokens and seconds of a round that follows it.
+// The best rule if a second is worth `rate` tokens, with the expected tokens and seconds of a round.
 StoppingRule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs,
                      double block_bonus, size_t n_per_step) {
     const size_t n_most = curve.size() - 1;
     StoppingRule rule{Levels(n_most, kNever), Levels(n_most, kNever)};
     Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and those seconds
     Levels draw(kLevels), evaluate(kLevels), spent(kLevels);
-    const size_t n_end = n_per_step > 1 ? std::min(n_most, n_per_step) : n_most;  // a draft has one block
+    const size_t n_end = n_per_step > 1 ? std::min(n_most, n_per_step) : n_most;  // a draft has only one block
     for (size_t n = n_end; n-- > 0;) {
         const double stair = curve[n + 1] - curve[n];
         const double price = n % n_per_step == 0 ? step : 0;

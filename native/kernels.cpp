@@ -4,9 +4,9 @@
 #include <cstring>
 #include <limits>
 
-// This file is compiled once for each instruction set (CMakeLists.txt), and dispatch.cpp chooses. It calls no inline
-// function of the standard library: the linker keeps one copy of such a function for all files, perhaps with instructions
-// that this processor lacks.
+// This file is compiled once for each instruction set (CMakeLists.txt), and dispatch.cpp chooses. It must not call inline
+// functions of the standard library: the linker keeps only one copy of them, which may have instructions that this
+// processor lacks.
 #ifndef GGUFSPEC_KERNELS
 #define GGUFSPEC_KERNELS baseline
 #define GGUFSPEC_INSTRUCTIONS "baseline"
@@ -20,11 +20,11 @@
 namespace ggufspec {
 namespace {
 
-// kLanes independent accumulators are four vectors of the widest kind.
+// kLanes independent accumulators fill four of the widest vectors.
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// 2^x for x <= 0, to about 2e-7 of itself; 0 from 2^-126 down and for NaN.
-// 2^n times a polynomial in the rest, on [-1/2, 1/2], fitted for the least relative error (8e-8).
+// 2^x for x <= 0, with a relative error of about 2e-7; 0 below 2^-126 and for NaN. Computed as 2^n times a polynomial in
+// x - n, which is in [-1/2, 1/2]; the polynomial has the least relative error (8e-8).
 GGUFSPEC_INLINE float exp2_of(float x) {
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     const float safe = x > -126.0f ? x : -126.0f;

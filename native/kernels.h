@@ -26,11 +26,11 @@ struct Kernels {
     // The index of the only occurrence of `value`; -1 if there are more, or none.
     int32_t (*only_index_of)(const float * values, size_t n, float value);
 
-    // By how much the largest value exceeds the second largest; infinity where there is no second.
+    // The difference of the largest and the second largest value; infinity if there is no second value.
     float (*gap_of)(const float * values, size_t n);
 
-    // The row cut into pieces of kLanes * depth values, the last filled up with -infinity: of each piece, the largest
-    // value of each lane. Lane j of piece i has the values i * kLanes * depth + j, and on in steps of kLanes.
+    // The largest value of each lane. The row is cut into pieces of kLanes * depth values (the last piece is padded with
+    // -infinity); lane j of piece i has the values at i * kLanes * depth + j, + kLanes, + 2 * kLanes ...
     void (*largest_of_lanes)(const float * values, size_t n, size_t depth, float * largest);
 
     // The sum of p over the tokens from `begin` to `end`. A NaN or -infinity has no weight.
@@ -49,7 +49,7 @@ struct Kernels {
     double (*second_of)(const Softmax & target, float a, const Softmax & draft, float b, size_t n);
 };
 
-// The fastest that this processor has. The environment variable GGUFSPEC_INSTRUCTIONS names another one, for tests.
+// The fastest kernels for this processor. The environment variable GGUFSPEC_INSTRUCTIONS names others, for tests.
 extern const Kernels & kernels;
 
 }  // namespace ggufspec

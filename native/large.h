@@ -1,4 +1,4 @@
-// Finds the large logits of a row: reads the whole row once, and then only small parts of it.
+// Finds the large logits of a row: reads the whole row once, then only small parts of it.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class Lanes {
 public:
     void read(const float * row, size_t n, size_t depth);
 
-    // Calls found(i) for each value of a lane that reaches the bound, with its place in the row.
+    // Calls found(i) for each value of a lane that is at least `bound`; i is its index in the row.
     template <typename Found>
     void each_in(size_t lane, float bound, const Found & found) const {
         const size_t begin = lane / kLanes * kLanes * depth_ + lane % kLanes;
@@ -31,17 +31,17 @@ private:
     std::vector<float> largest_;
 };
 
-// The lanes of a row of logits, and the lanes of those. The row must outlive all queries.
+// Lanes of a row of logits, and lanes of the largest values of these lanes. The row must outlive all queries.
 class Large {
 public:
     void read(const float * row, size_t n);
 
     float largest() const { return largest_; }
 
-    // A logit that at least k tokens reach, not much below the k-th largest: k lanes have such a token.
+    // A bound, close below the k-th largest logit, that at least k tokens reach: one in each of k lanes.
     float reached_by(size_t k);
 
-    // The tokens whose logits reach the bound, in any order.
+    // Appends the tokens whose logits are at least `bound`, in any order.
     void gather(float bound, std::vector<Candidate> & list) const;
 
 private:

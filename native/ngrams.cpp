@@ -8,13 +8,13 @@ namespace ggufspec {
 
 namespace {
 
-// A match in the text itself is worth one of so many times its length in other texts [measured on recorded texts: 58 % of
-// the tokens after two matching ones in the text are right, 64 % of those after six in others; after three, 72 %, after nine,
-// 71 %].
+// A match in other texts must be this many times as long as one in the text itself [measured on recorded texts: after two
+// matching tokens in the text, 58 % of the next tokens are right; after six in other texts, 64 %; after three, 72 %; after
+// nine, 71 %].
 constexpr size_t kOwnWorth = 3;
 
-// Weight of a match beside the next more recent one [measured: on code and prose better than 0, the most recent
-// alone, and than 1, the majority].
+// Weight of a match relative to the next more recent one [measured: better on code and prose than 0 (only the most recent
+// match counts) and than 1 (all count the same)].
 constexpr double kOlder = 0.85;
 
 }  // namespace
@@ -44,7 +44,7 @@ std::vector<double> NgramAcceptance::probabilities(const Prediction & prediction
 }
 
 void NgramAcceptance::observe(size_t n_accepted, size_t n_tried) {
-    // The first rejected token was verified as well; those behind it were not.
+    // The first rejected token was verified as well; the tokens after it were not.
     for (size_t i = 0; i < std::min({n_tried, n_accepted + 1, kinds_.size()}); i++) {
         const size_t kind = kinds_[i];
         const double right = i < n_accepted;
@@ -96,9 +96,9 @@ void Ngrams::observe(size_t n_accepted, size_t n_tried) {
     for (size_t i = 0; i < n_tried && i <= n_accepted; i++) {
         for (; voter < n_voters_[i]; voter++) {
             const auto & [place, agrees] = voters_[voter];
-            if (place.first == 0 && place.second >= text_.tokens().size()) continue;  // itself a prediction, or removed since
+            if (place.first == 0 && place.second >= text_.tokens().size()) continue;  // predicted itself, or removed since
             if (i < n_accepted) (agrees ? records_[place].n_right : records_[place].n_wrong)++;
-            else if (agrees) records_[place].n_wrong++;  // the other votes cannot be judged
+            else if (agrees) records_[place].n_wrong++;  // it is unknown whether the other votes were right
         }
     }
     voters_.clear();
@@ -111,14 +111,14 @@ size_t Ngrams::n_compared() const {
     return n;
 }
 
-// What a source votes for: one that reaches the text's end goes on in the prediction; kEnd where another text ends.
+// The token that a source votes for. After the text's end, it is the predicted token there; at another text's end, kEnd.
 int32_t Ngrams::token(const Source & source) const {
     const auto & tokens = texts(source.texts).tokens();
     if (source.place < tokens.size()) return tokens[source.place];
     return source.texts ? SortedTexts::kEnd : predicted_[source.place - tokens.size()];
 }
 
-// The longest matches of the text's end: its own, unless there are much longer ones in others. Returns their length.
+// Finds the longest matches of the text's end: in the text, unless other texts have much longer ones. Returns their length.
 size_t Ngrams::find_sources() {
     sources_.clear();
     if (text_.tokens().size() < 2) return 0;
@@ -126,7 +126,7 @@ size_t Ngrams::find_sources() {
     return std::max(own, add_longest(2, others_.size() + 1, kOwnWorth * own));
 }
 
-// Takes the longest matches in those texts, instead of what there is, if they are longer than `least`. Returns their length.
+// Replaces the sources by the longest matches in texts `first` to `end`, if longer than `least`. Returns their length.
 size_t Ngrams::add_longest(size_t first, size_t end, size_t least) {
     std::vector<SortedTexts::Matches> found;
     size_t longest = least;
@@ -149,7 +149,7 @@ void Ngrams::add_sources(size_t which, const SortedTexts::Matches & matches) {
     }
 }
 
-// The probability that a source is right, from its own record.
+// The probability that a source is right, estimated from its record.
 double Ngrams::reliability(const Source & source) const {
     const auto record = records_.find(place(source));
     if (record == records_.end()) return 0.5;
@@ -157,7 +157,7 @@ double Ngrams::reliability(const Source & source) const {
     return (n_right + 1.0) / (n_right + n_wrong + 2.0);
 }
 
-// Appends the token with the most votes, and keeps the sources that agree and go on.
+// Appends the token with the most votes, and keeps the sources that voted for it and have a next token.
 void Ngrams::vote(Prediction & prediction) {
     struct Choice {
         int32_t token;
@@ -173,9 +173,9 @@ void Ngrams::vote(Prediction & prediction) {
         while (i < n_choices && choices[i].token != voted) i++;
         if (i == n_choices) choices[n_choices++] = {voted, 0};
         choices[i].votes += source.weight * reliable;
-        all += source.weight * std::max(reliable, 1 - reliable);  // one that was mostly wrong is a vote against
+        all += source.weight * std::max(reliable, 1 - reliable);  // a source that was mostly wrong is a vote against
     }
-    // Ties go to the first, which is the most recent.
+    // Of equal votes the first one wins, which is the most recent.
     const Choice best = *std::max_element(choices.begin(), choices.begin() + n_choices,
                                           [](const Choice & a, const Choice & b) { return a.votes < b.votes; });
     predicted_.push_back(best.token);

@@ -14,10 +14,10 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
-constexpr size_t kBlock = 1024;    // tokens a block, whose sums a draw reads first
-constexpr float kColdest = 1e-30f;  // below it, logits / temperature overflow: greedy
-constexpr size_t kMostFast = 128;  // up to here, llama.cpp sorts in place
-constexpr size_t kMostListed = 1024;  // allowed tokens up to which a list is faster than a masked row
+constexpr size_t kBlock = 1024;    // tokens per block; a draw reads the sums of blocks first
+constexpr float kColdest = 1e-30f;  // at lower temperatures, logits / temperature overflow: greedy
+constexpr size_t kMostFast = 128;  // llama.cpp sorts up to this many candidates in place
+constexpr size_t kMostListed = 1024;  // up to this many allowed tokens, a list is faster than a masked row
 
 void all_of(const float * row, size_t n_vocab, Candidates & candidates) {
     candidates = {};
@@ -52,7 +52,7 @@ void note_ties(Candidates & candidates) {
     candidates.has_ties = std::adjacent_find(list.begin(), list.end(), equal) != list.end();
 }
 
-// The k largest, in descending order.
+// The k largest logits, in descending order.
 void select_largest(Large & large, size_t k, Candidates & candidates) {
     auto & list = candidates.list;
     large.gather(large.reached_by(k), list);
@@ -77,7 +77,7 @@ void add_biases(const Sampling & sampling, std::vector<Candidate> & list) {
     drop_impossible(list);
 }
 
-// A row and what happens to it.
+// A row of logits, and the samplers to apply to it.
 struct Job {
     const float * row;
     size_t n_vocab;
@@ -97,7 +97,7 @@ void apply_from(size_t next, const Job & job, Candidates & candidates) {
     for (; next < job.samplers.size(); next++) apply(job.samplers[next], job.sampling, job.text, candidates);
 }
 
-// The first sampler in one pass over the row.
+// Applies the first sampler in one pass over the row.
 void first_fast(const Job & job, Large & large, Candidates & candidates) {
     if (job.starts_with_top_k()) {
         select_largest(large, job.sampling.top_k, candidates);
@@ -129,7 +129,7 @@ double sum_of(const float * values, size_t n) {
     return sum;
 }
 
-// The index in a list at which the cumulative weight first exceeds uniform * total; the last that has any, at rounding.
+// The index at which the cumulative weight first exceeds uniform * total; if rounding prevents that, the last with a weight.
 template <typename Weight>
 size_t index_at(double goal, size_t n, const Weight & weight) {
     double sum = 0;
@@ -144,8 +144,8 @@ size_t index_at(double goal, size_t n, const Weight & weight) {
     return last;
 }
 
-// A draw from weights with known sums of blocks: sums[i] of a block, fill(begin, end, weights) within one. -1: the
-// sum is due to rounding, and no weight is above 0.
+// A draw from weights: sums[i] is the sum of block i, fill(begin, end, weights) computes weights in a block. Returns -1 if
+// the sum is due to rounding, and no weight is above 0.
 template <typename Fill>
 int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double uniform, const Fill & fill) {
     float weights[kBlock];
@@ -203,7 +203,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
     if (mask) {
         const size_t n_allowed = mask->n_allowed(n_vocab);
         if (n_allowed == 0) return false;
-        // A list needs no shortcuts: the samplers see just what is allowed.
+        // A list of the allowed tokens is short, so it needs no shortcuts.
         const Job job{logits, n_vocab, sampling, samplers, text, temperature < kColdest};
         if (n_allowed <= kMostListed ||
             (truncation != samplers.end() && (truncation != samplers.begin() || !job.starts_fast()))) {
@@ -222,7 +222,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
     }
     samplers.erase(samplers.begin(), truncation);
     if (temperature < kColdest && !keep && std::all_of(samplers.begin(), samplers.end(), keeps_largest)) {
-        // Greedy: without a tie, the largest logit is all that matters. Rows to keep may get another temperature later.
+        // Greedy: without a tie, only the largest logit is needed. Rows to keep may get another temperature later.
         largest_ = kernels.largest_of(row_, n_vocab);
         if (!std::isfinite(largest_)) return false;
         likeliest_ = kernels.only_index_of(row_, n_vocab, largest_);
@@ -288,7 +288,7 @@ bool Row::set_weights(const float * weights, size_t n_vocab) {
     }
     set_list(candidates);
     is_certain_ = tokens_.size() == 1;
-    // Not from the logarithms: the given weights must be returned without rounding.
+    // Do not use logarithms: the given weights must be returned without rounding.
     double sum = 0;
     for (const Candidate & candidate : candidates.list) sum += candidate.prob;
     probs_.clear();
@@ -620,7 +620,7 @@ double Row::second_overlap(const Row & draft, int32_t rejected) const {
         const auto a = static_cast<float>(1 / excess), b = static_cast<float>(1 / rest);
         return std::min(kernels.second_of(softmax_, a, draft.softmax_, b, n_vocab_), 1.0);
     }
-    double sum = 0;  // the rejected token adds nothing: the draft has more of it
+    double sum = 0;  // the rejected token adds nothing: its draft probability is larger than the target's
     const Row & list = draft.is_list_ ? draft : *this;
     for (const int32_t token : list.tokens_) {
         const float other = draft.of(token);

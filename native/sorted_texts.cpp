@@ -65,7 +65,7 @@ std::vector<int32_t> SortedTexts::latest(const Matches & matches, size_t n_most)
     return places;
 }
 
-// How many tokens that end at a and at b are the same.
+// Length of the common suffix of the tokens that end at a and at b.
 size_t SortedTexts::n_common(const int32_t * a, const int32_t * b) const {
     n_compared_++;
     size_t n = 0;
@@ -78,7 +78,7 @@ bool SortedTexts::precedes(const int32_t * a, const int32_t * b) const {
     return n < kMostMatch && a[-std::ptrdiff_t(n)] < b[-std::ptrdiff_t(n)];
 }
 
-// Adds the new places that are followed by a token to the order.
+// Adds the new places to the index, except one without a following token.
 void SortedTexts::sort() {
     const size_t n = order_.size();
     for (; n_sorted_ + 1 < tokens_.size(); n_sorted_++) {
@@ -88,7 +88,7 @@ void SortedTexts::sort() {
     const auto added = order_.begin() + n;
     std::sort(added, order_.end(), precedes_at);
     if (n == 0) return;
-    // From the last on: what is between two added places is moved at once, without comparing it.
+    // Merges from the last place on: everything between two added places is moved at once, without comparing it.
     std::vector<int32_t> places(added, order_.end());
     auto left = added, to = order_.end();
     for (auto place = places.rbegin(); place != places.rend(); place++) {

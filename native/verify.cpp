@@ -10,7 +10,7 @@ constexpr double kMostWeight = 2;  // limit of importance weights, for the draft
 
 double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
 
-// The children of nodes, -1: the text. Those of a chain need no memory.
+// The children of each node (-1: of the text). A chain needs no memory for them.
 class Children {
 public:
     explicit Children(const Judged & judged) : n_(static_cast<int32_t>(judged.n_draft)), is_tree_(judged.parents) {
@@ -38,19 +38,19 @@ const Row & proposal(const Judged & judged, int32_t node) {
     return certain = Row::certain(judged.tokens[node]);
 }
 
-// What the target has left behind a node: its row, or the rest of it after rejected children.
+// The target's distribution after a node: its row, or the residual distribution after rejected children.
 struct Left {
     const Row * row;
     Row rest;
 
-    // Takes away a rejected child: max(factor * row - draft, 0), normalised. Returns the sum before.
+    // Becomes the residual after a rejected child: max(factor * row - draft, 0), normalised. Returns the sum before.
     double reject(const Judged & judged, int32_t child, double factor) {
         const double sum = rest.set_excess(*row, static_cast<float>(factor), proposal(judged, child));
         if (sum > 0) row = &rest;
         return sum;
     }
 
-    // The same sum, and a draw from what is left, without the whole distribution.
+    // The sum that `reject` returns, without computing the whole distribution; pick_excess draws from that distribution.
     double excess(const Judged & judged, int32_t child, double factor) const {
         return std::max(factor - row->overlap(static_cast<float>(factor), proposal(judged, child)), 0.0);
     }
@@ -60,8 +60,8 @@ struct Left {
     }
 };
 
-// A node on the path that is tested. ratio: how much of the path's probability under the draft the target covers, at most
-// all; after rejected children, of what they have left.
+// A node on the path that is tested. ratio: the target's probability of the path divided by the draft's, at most 1; after
+// rejected children, that of the residual distribution.
 struct Step {
     int32_t node;
     double ratio;
@@ -110,7 +110,7 @@ Verdict rejection(const Judged & judged) {
 Verdict traversal(const Judged & judged) {
     const Children children(judged);
     const double last_uniform = judged.uniforms[judged.n_draft];
-    thread_local std::vector<Step> steps;  // from the text to the node that is tested
+    thread_local std::vector<Step> steps;  // the path from the text to the tested node
     if (steps.size() <= judged.n_draft) steps.resize(judged.n_draft + 1);
     Step * last = steps.data();
     last->start(judged, -1, 1.0);
@@ -130,7 +130,7 @@ Verdict traversal(const Judged & judged) {
             next = children.next(child);
             if (next >= 0) {
                 const double excess = last->left.reject(judged, child, last->ratio), rest = excess + (1 - last->ratio);
-                last->ratio = rest > 0 ? excess / rest : 1.0;  // 1: the two are equal, so nothing is rejected but by rounding
+                last->ratio = rest > 0 ? excess / rest : 1.0;  // else both are equal, and the rejection is due to rounding
                 descend(next);
             } else if (last->node < 0) {
                 return {-1, last->left.pick_excess(judged, child, last->ratio, last_uniform)};

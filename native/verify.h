@@ -1,4 +1,4 @@
-// The verification rules: which drafted tokens are accepted. Random numbers are arguments.
+// The verification rules: they decide which drafted tokens are accepted. Random numbers are arguments.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +17,18 @@ struct Verdict {
 // One round to verify: a chain of tokens, or a tree.
 struct Judged {
     const int32_t * tokens;   // (n_draft): the drafted tokens
-    const int32_t * parents;  // (n_draft): the earlier node that each follows, -1: the text; null: a chain
-    const Row * draft;        // (n_draft): what they were drawn from, without the siblings before; null: each was certain
-    const Row * target;       // (n_draft + 1): after the text, after each node
+    const int32_t * parents;  // (n_draft): the earlier node that each node follows, -1: the text; null: a chain
+    const Row * draft;        // (n_draft): the rows they were drawn from, without earlier siblings; null: each was certain
+    const Row * target;       // (n_draft + 1): rows after the text and after each node
     const double * uniforms;  // (n_draft + 1): uniforms in [0, 1)
     size_t n_draft;
 };
 
-// Draws from the target at each position; goes on as long as the token that is drawn was drafted there.
+// Draws from the target at each position, as long as the drawn token was drafted there.
 Verdict match(const Judged & judged);
 
 // Token-wise rejection sampling: token x is accepted with probability min(1, target(x) / draft(x)). After a rejection the
-// target's distribution becomes max(target - draft, 0), normalised, for the next sibling and, behind the last, for a draw.
+// target's distribution becomes max(target - draft, 0), normalised: for the next sibling or, after the last, for the draw.
 // Chains: Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.org/abs/2302.01318
 // Trees: SpecInfer, https://arxiv.org/abs/2305.09781; without replacement: https://arxiv.org/abs/2402.14160
 Verdict rejection(const Judged & judged);
@@ -38,9 +38,9 @@ Verdict rejection(const Judged & judged);
 // Trees: Weng et al., https://arxiv.org/abs/2505.12398; chains: Sun et al., https://arxiv.org/abs/2403.10444
 Verdict traversal(const Judged & judged);
 
-// Estimates how many tokens of a chain block verification would accept if the draft had another temperature, from the tokens drawn at
-// this one: importance weights for the prefix, whole distributions for each step. The weights are limited, since a rare
-// prefix with a large one would dominate the mean; so the estimate is rather too low than too high.
+// Estimates how many tokens of a chain block verification would accept if the draft had another temperature. It uses the
+// tokens drawn at this temperature, with importance weights for the prefix and whole distributions for each step. The
+// weights are limited, since a rare prefix with a large weight would dominate the mean; so the estimate tends to be too low.
 double expected_length(const Judged & judged, float temperature);
 
 }  // namespace ggufspec

@@ -17,7 +17,7 @@ _N_LIKELIEST = 16  # likeliest tokens of each model that are kept to integrate a
 _N_LIKELIEST_SIBLINGS = 4  # the same for two siblings, whose pairs are all drafted
 _N_SHIFTS = 4
 _N_POINTS = 4096  # points of a lattice, divided among the drafts by their probability
-_N_POINTS_MIN = 64  # least points of one drafted token; for two siblings its square root
+_N_POINTS_MIN = 64  # least number of points for each draft of one token; 8 for a draft of two
 
 
 def to_distributions(

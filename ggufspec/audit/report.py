@@ -121,8 +121,7 @@ class Sequences:
 class Divergence:
     """The first tokens (plain, speculative) in which two greedy texts of a prompt differ.
 
-    `gap`: logit difference between the likeliest token and the less likely of the two tokens: see
-    greedy.Divergence.
+    `gap`: by how many logits the less likely of the two is below the likeliest token.
     """
 
     prompt: int

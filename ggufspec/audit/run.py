@@ -281,7 +281,7 @@ class _Audit:
             yield from map(total_variation, *probs)
 
     def _choose(self, pairs: list[_Pair]) -> list[_Pair]:
-        """Random pairs to test the rule with, preferably of models that differ there."""
+        """Random pairs to test the rule with, preferably with different distributions."""
         differing = [pair for pair in pairs if 0.02 < total_variation(*pair) < 0.98] or pairs
         n = min(_N_RULE_POSITIONS, len(differing))
         chosen = self._choices.choice(len(differing), n, replace=False)

@@ -51,11 +51,8 @@ def uniform_shift(name: str, plain: Floats, speculative: Floats, alpha: float) -
 
 
 def kolmogorov_smirnov(name: str, plain: Floats, speculative: Floats, alpha: float) -> Test:
-    """Tests the largest difference of the two distribution functions.
-
-    Its interval is the band of Dvoretzky, Kiefer, Wolfowitz and Massart:
-    https://doi.org/10.1214/aop/1176990746
-    """
+    """Tests the largest difference of the distribution functions; its interval is the band of
+    Dvoretzky, Kiefer, Wolfowitz and Massart (https://doi.org/10.1214/aop/1176990746)."""
     grid = np.concatenate([plain, speculative])
     below = [
         np.searchsorted(np.sort(sample), grid, side="right") / len(sample)

@@ -65,9 +65,8 @@ def cluster(
 
     `address`: "local" starts Ray on this machine and ends it with the block; "auto", "host:port"
     and "ray://host:port" connect to a cluster. `n_threads`: CPUs that each worker reserves; None:
-    the largest number with which all workers run at once. `n_gpus`: GPUs that each worker reserves;
-    it can use no others. `verbose`: show stderr of workers. `waiting_seconds`: time until a worker
-    that waits for a node is reported.
+    the most with which all workers run at once. `n_gpus`: GPUs that each worker reserves; it can
+    use no others. `verbose`: show stderr of workers. `waiting_seconds`: see _WAITING_SECONDS.
 
     Raises OptionError (see `check`), and ClusterError within a minute.
     """
@@ -170,10 +169,8 @@ class RemoteProcess:
                 events.put(WorkerEvent(number, message))
             self._end_reason = message["ended"]
         except ray.exceptions.RayError as error:
-            what = "was lost"
-            if not self.node:
-                what += f" (is ggufspec {__version__} installed on its node?)"
-            self._end_reason = f"its worker {what}: {last_line(str(error)) or _NO_REASON}"
+            hint = "" if self.node else f" (is ggufspec {__version__} installed on its node?)"
+            self._end_reason = f"its worker was lost{hint}: {last_line(str(error)) or _NO_REASON}"
         finally:
             events.put(WorkerEvent(number, None))
 

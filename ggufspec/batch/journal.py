@@ -60,8 +60,7 @@ class Journal:
         data = self._file.readall()
         n_whole = data.rfind(b"\n") + 1
         documents = [json_object(line) for line in data[:n_whole].splitlines(keepends=True)]
-        # Torn write: the last line's end reached the disk, but an earlier part did not.
-        if documents and documents[-1] is None:
+        if documents and documents[-1] is None:  # torn write: only a part of it reached the disk
             n_whole = data.rfind(b"\n", 0, n_whole - 1) + 1
             documents.pop()
         if documents and (documents[0] is None or documents[0].get(_MARK) != _FORMAT):

@@ -1,1 +1,1 @@
-"""Measures pairs of models, compares and plots the results; prints nothing."""
+"""Measures pairs of models, and compares and plots the results; printing is left to cli."""

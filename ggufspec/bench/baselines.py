@@ -1,4 +1,4 @@
-"""The programs to compare with, on the same files: llama.cpp's and llama-cpp-python."""
+"""Runs other programs on the same files, to compare with: llama-server and llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ggufspec.models.head_facts import is_dspark
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import read_draft
 
-LLAMA_SERVER = "llama.cpp server"  # with the pair, at its defaults
+LLAMA_SERVER = "llama.cpp server"  # with the draft, at the server's defaults
 LLAMA_SERVER_PLAIN = "llama.cpp server, plain"
 PYTHON_LOOKUP = "llama-cpp-python lookup"  # LlamaPromptLookupDecoding
 PYTHON_PLAIN = "llama-cpp-python, plain"
@@ -31,14 +31,14 @@ BASELINES = (LLAMA_SERVER, LLAMA_SERVER_PLAIN, PYTHON_LOOKUP, PYTHON_PLAIN)
 _BINARY = "llama-server"
 _SERVERS = (LLAMA_SERVER, LLAMA_SERVER_PLAIN)
 _FOLDERS = (".", "bin", "build/bin")  # of a llama.cpp build
-_N_LOOKUP = 10  # tokens, as in llama-cpp-python's README
+_N_LOOKUP = 10  # drafted tokens, as in llama-cpp-python's README
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _BREAKERS = "dry_sequence_breakers"
-_UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline gets
+_UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline supports
 
 
 class BaselineRunner(Protocol):
-    """What writes a text. `sampling_options`: those that it has; None: all."""
+    """Generates texts. `sampling_options`: the options that it supports; None: all."""
 
     @property
     def sampling_options(self) -> Sequence[str] | None: ...
@@ -48,7 +48,7 @@ class BaselineRunner(Protocol):
 
 @dataclass(frozen=True)
 class Baseline:
-    """A program that can be compared here. Valid until the `open_baselines` block ends."""
+    """A program to compare with. Valid until the `open_baselines` block ends."""
 
     name: str
     runner: BaselineRunner
@@ -56,11 +56,11 @@ class Baseline:
     def write(
         self, tokens: Sequence[int], *, options: Mapping[str, Any], n_tokens: int, seed: int
     ) -> BaselineText:
-        """Continue a prompt by about n_tokens: n_generated of the result is the exact number.
+        """Continue a prompt by about `n_tokens`; the result's `n_generated` is the exact number.
 
-        `options`: the sampling options of GenerateOptions, and `ignore_eos`.
-        Raises PromptError for a prompt that it tokenizes differently, OptionError for an option
-        that it does not have, and GgufspecError if it fails.
+        `options`: the sampling options of GenerateOptions, and `ignore_eos`. Raises PromptError if
+        the program tokenizes the prompt differently, OptionError for an option that it does not
+        support, and GgufspecError if it fails.
         """
         sampling, breakers = supported(self.name, options, self.runner.sampling_options)
         ignore_eos = bool(options.get("ignore_eos", False))
@@ -80,12 +80,12 @@ def open_baselines(
     warn: Callable[[str], None],
     wanted: Collection[str] = BASELINES,
 ) -> Iterator[list[Baseline]]:
-    """Those of `wanted` that can run here with this pair, ready to write within the block.
+    """The baselines in `wanted` that can run with this pair, ready to use within the block.
 
-    `folder`: a build of llama.cpp, or the folder of its programs; None: none of them. `program`:
-    what each one loads; its binary is found in `folder`. `warn` gets the reason why one cannot run.
-    Servers are stopped at the end, also by an error, Ctrl-C or SIGTERM. Raises OptionError if none
-    can run, or no program of a given folder.
+    `folder`: a build of llama.cpp, or the folder of its programs; None: no llama.cpp programs.
+    `program`: models and options; the binary is found in `folder`. `warn` gets a reason for each
+    baseline that cannot run. Servers are always stopped at the end, also by Ctrl-C or SIGTERM.
+    Raises OptionError if no baseline can run, or none of a given folder.
     """
     possible = BASELINES if folder is not None else (PYTHON_LOOKUP, PYTHON_PLAIN)
     names = [name for name in possible if name in wanted]
@@ -108,9 +108,9 @@ def open_baselines(
 def supported(
     name: str, options: Mapping[str, Any], available: Collection[str] | None = None
 ) -> tuple[Sampling, Sequence[str]]:
-    """Sampling and DRY's sequence breakers, if a baseline has all options that are used.
+    """(sampling, DRY's sequence breakers) for a baseline that supports all options used.
 
-    `available`: the options it has; None: all. Raises OptionError, which names the missing ones.
+    `available`: the options it supports; None: all. Raises OptionError that names the others.
     """
     request, usual = CheckedOptions.of({**options}), CheckedOptions()  # type: ignore[typeddict-item]
     breakers = tuple(request.dry_sequence_breakers)
@@ -132,7 +132,7 @@ def _changed(given: object, usual: object, names: Sequence[str]) -> list[str]:
 def _runner(
     name: str, program: LlamaCppProgram, folder: Path | None
 ) -> AbstractContextManager[BaselineRunner]:
-    """One of them, for a block. Raises OptionError, OutOfMemoryError, ModelError."""
+    """The runner of a baseline, for a block. Raises OptionError, OutOfMemoryError, ModelError."""
     header, of_draft = read_header(program.target), None
     if name != LLAMA_SERVER:
         program = replace(program, draft=None)

@@ -1,4 +1,4 @@
-"""How probably a draft's tokens are accepted, by its logits, and what that brings."""
+"""Computes acceptance probabilities from a draft's logits, and the speed-up to expect."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ggufspec.decoding.types import Logits
 
 
 class Chances(NamedTuple):
-    """How probably each token of a text would be accepted if it were drafted.
+    """For each position of a text, the probability that a drafted token is accepted.
 
-    greedy (n,): at temperature 0, so 1 where both models have the same most probable token.
-    sampled (n,): at reference.TEMPERATURE: the sum over all tokens of the smaller probability.
+    `greedy` (n,): at temperature 0: 1 if both models have the same most probable token, else 0.
+    `sampled` (n,): at reference.TEMPERATURE: the sum over all tokens of the smaller probability.
     """
 
     greedy: NDArray[np.float64]
@@ -24,12 +24,12 @@ class Chances(NamedTuple):
 
 
 def mean_length(chances: NDArray[np.float64], n_draft: int) -> float:
-    """Tokens of a round with drafts of `n_draft` tokens, on average over a text.
+    """Average number of tokens per round over a text, with drafts of `n_draft` tokens.
 
-    chances (n,): the probability that each of its tokens is accepted, if those before it are.
+    `chances` (n,): the probability that each token is accepted if the tokens before it are.
     """
     n = len(chances)
-    rounds = np.zeros(n + n_draft + 2)  # the expected number from each token on
+    rounds = np.zeros(n + n_draft + 2)  # expected number of rounds from each token on
     for at in range(n - 1, -1, -1):
         reached = np.concatenate([[1.0], np.cumprod(chances[at : at + n_draft])])
         ended = reached - np.append(reached[1:], 0.0)  # after 0, 1 ... accepted tokens
@@ -38,9 +38,9 @@ def mean_length(chances: NDArray[np.float64], n_draft: int) -> float:
 
 
 def predicted_speedup(chances: NDArray[np.float64], passes: Sequence[float], step: float) -> float:
-    """Speed-up over plain decoding with the best fixed draft length from 1 on.
+    """Speed-up over plain decoding with the best fixed draft length, at least 1.
 
-    passes: seconds of target passes over 1, 2 ... tokens. step: seconds of a draft step.
+    `passes`: seconds of target passes over 1, 2 ... tokens. `step`: seconds of a draft step.
     """
     return max(
         mean_length(chances, n) * passes[0] / (passes[n] + n * step) for n in range(1, len(passes))
@@ -50,9 +50,9 @@ def predicted_speedup(chances: NDArray[np.float64], passes: Sequence[float], ste
 def chances_of(
     rows: Logits, text: ReferenceText, order: NDArray[np.int64], sizes: Sequence[int]
 ) -> list[Chances]:
-    """The chances of a text by a draft's logits (n, n_vocab), if it has only some tokens.
+    """The Chances of a text for each vocabulary size in `sizes`, by a draft's logits (n, n_vocab).
 
-    order: all tokens, the first to keep first. sizes: numbers of tokens that are kept.
+    `order`: all tokens; a vocabulary of size n keeps the first n of them.
     """
     kept = order[: max(sizes)]
     place = np.full(len(order), len(kept))
@@ -71,7 +71,7 @@ def chances_of(
 
 
 def by_kind(texts: Sequence[ReferenceText], chances: Iterable[Chances]) -> dict[str, Chances]:
-    """The chances of all texts of each kind, in a row."""
+    """The Chances of all texts of each kind, concatenated."""
     found: dict[str, list[Chances]] = {}
     for text, each in zip(texts, chances, strict=True):
         found.setdefault(text.excerpt.kind, []).append(each)

@@ -14,7 +14,7 @@ PLAIN = "plain"
 DRAFT_ALONE = "draft alone"
 Item = TypeVar("Item")
 
-_STEPS = (5, 3, 2, 1)  # places by which the order rotates
+_STEPS = (5, 3, 2, 1)  # number of places by which the order may rotate
 
 
 def contenders(
@@ -27,10 +27,10 @@ def contenders(
     sampling: Mapping[str, Any] | None = None,
     has_draft: bool,
 ) -> list[Contender]:
-    """Plain decoding, the draft alone (if there is one), and all combinations.
+    """Plain decoding, the draft alone (if there is one), and all combinations of the options.
 
-    lengths: draft lengths, or "auto"; drafters: None is the engine's choice; sampling: options of
-    all. Names contain only what differs: "draft 3", "draft auto, ngram, rejection, T 0.7".
+    `lengths`: draft lengths, or "auto"; `drafters`: None: the engine's choice; `sampling`: options
+    of all. Names contain options that differ: "draft 3", "draft auto, ngram, rejection, T 0.7".
     """
     made: list[Contender] = []
     for suffix, options in _by_temperature(temperatures, sampling):
@@ -56,7 +56,7 @@ def baseline_contenders(
     temperatures: Sequence[float],
     sampling: Mapping[str, Any] | None = None,
 ) -> list[Contender]:
-    """Other programs by name, compared with our plain decoding at the same temperature."""
+    """Contenders for other programs, compared with plain decoding at the same temperature."""
     return [
         Contender(f"{name}{suffix}", options, "baseline", f"{PLAIN}{suffix}", program=name)
         for suffix, options in _by_temperature(temperatures, sampling)
@@ -67,17 +67,17 @@ def baseline_contenders(
 def _by_temperature(
     temperatures: Sequence[float], sampling: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The end of the names (empty if there is one temperature), and the options."""
+    """(suffix of the names, options) for each temperature; no suffix for a single temperature."""
     for temperature in temperatures:
         shown = f"{temperature:g}"
-        if float(shown) != temperature:  # nearly equal ones need different names
+        if float(shown) != temperature:  # nearly equal temperatures need different names
             shown = repr(temperature)
         suffix = f", T {shown}" if len(temperatures) > 1 else ""
         yield suffix, {**(sampling or {}), "temperature": temperature}
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:
-    """The order of that turn: each item is first equally often."""
+    """The items in the order of turn `turn`; over the turns, each item is first equally often."""
     n = len(items)
     step = next(step for step in _STEPS if math.gcd(step, n) == 1)
     first = turn * step % n

@@ -1,4 +1,4 @@
-"""Compares two benchmarks: changes of each contender, and other causes that are possible."""
+"""Compares two benchmarks: the change of each contender, and other possible causes of it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _N_DECIMALS = 3  # changes may be small
 class Change:
     """The change of one contender.
 
-    `ratio`: of the rates of the same texts, after / before. `relative`: the same for speed-ups
-    over plain. None: no text is in both.
+    `ratio`: rates after / rates before, over the same texts. `relative`: the same for speed-ups
+    over plain. None: no text is in both benchmarks.
     """
 
     before: Summary
@@ -43,7 +43,7 @@ class Change:
 
 
 def changes(before: BenchResults, after: BenchResults) -> list[Change]:
-    """The changes of contenders that are in both."""
+    """The changes of the contenders that are in both benchmarks."""
     then = {row.contender.name: row for row in summarize(before)}
     return [
         Change(then[now.contender.name], now, *_ratios(before, after, now.contender))
@@ -53,7 +53,7 @@ def changes(before: BenchResults, after: BenchResults) -> list[Change]:
 
 
 def compare(before: BenchResults, after: BenchResults) -> Table:
-    """The changes as a table; its notes are other possible causes."""
+    """The changes as a table; the notes name other possible causes."""
     found = changes(before, after)
     notes = [
         *_absent(before, after, found),
@@ -68,7 +68,7 @@ def compare(before: BenchResults, after: BenchResults) -> Table:
 def _ratios(
     before: BenchResults, after: BenchResults, contender: Contender
 ) -> tuple[Speedup | None, Speedup | None]:
-    """Ratios of the rates and of the speed-ups, paired by prompt and run."""
+    """(ratio of the rates, ratio of the speed-ups), paired by prompt and run."""
     logs = log_ratios(after.of(contender.name), before.of(contender.name))
     names = {each.name: each.baseline for each in before.contenders}
     plain_before = names.get(contender.name)
@@ -120,7 +120,7 @@ def _circumstances(before: BenchResults, after: BenchResults) -> Iterator[str]:
         n_both = len(texts[0] & texts[1])
         yield (
             f"texts differ: {len(texts[0])} before, {len(texts[1])} after (prompts x runs); ratios "
-            f"are of the {n_both} in both, medians of all"
+            f"use the {n_both} texts in both, medians use all"
         )
 
 

@@ -1,4 +1,4 @@
-"""Starts llama.cpp's server, requests texts from it with its own timings, and stops it."""
+"""Starts llama.cpp's server, requests texts with the server's timings, and stops it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _POLL_SECONDS = 0.05
 _READY = 200
 _WINDOWS = ("repeat_last_n", "dry_penalty_last_n")
 _N_TAIL = 800  # characters of a log in an error message
-_SAMPLER_NAMES = {"typical_p": "typ_p"}  # where llama.cpp's names differ from ours
+_SAMPLER_NAMES = {"typical_p": "typ_p"}  # our name: llama.cpp's name, if different
 
 
 @dataclass(frozen=True)
 class LlamaCppProgram:
-    """A program of llama.cpp and the models it loads. Layers: None is llama.cpp's default."""
+    """A program of llama.cpp and the models it loads. Layers None: llama.cpp's default."""
 
     binary: Path
     target: Path
@@ -51,7 +51,7 @@ class LlamaCppProgram:
     n_gpu_layers_draft: int | None = None
     overrides: Overrides = ()
     overrides_draft: Overrides = ()
-    adapters: Adapters = ()  # of the target; its programs have none for drafts
+    adapters: Adapters = ()  # of the target; llama.cpp's programs have no adapters for drafts
     spec_type: str = "draft-simple"
 
 
@@ -66,7 +66,7 @@ class LlamaServer:
     sampling_options: Sequence[str] | None = None  # all of them
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Raises OptionError, with the end of its log, if it ends or does not become ready."""
+        """Raise OptionError, with the end of the log, if the server ends or is not ready."""
         until, what = monotonic() + seconds, f"was not ready within {seconds:g} s"
         while monotonic() < until:
             if (code := self.process.poll()) is not None:
@@ -136,13 +136,13 @@ def loading_options(program: LlamaCppProgram) -> list[str]:
 
 
 def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
-    """The JSON for /completion. All options are given: a model file may have other defaults.
+    """The JSON for /completion, with all options, since a model file may have other defaults.
 
-    It asks for one token more than requested: the first one counts as part of the prompt's time,
-    also in the server's own rate.
+    It asks for one more token than requested, since the server counts the first token's time as
+    part of the prompt's.
     """
     sampling = request.sampling
-    # Our names of sampling options are the server's too.
+    # The server has the same names of sampling options.
     made: dict[str, Any] = {each.name: getattr(sampling, each.name) for each in fields(Sampling)}
     for name in _WINDOWS:
         made[name] = penalty_window(getattr(sampling, name), n_ctx)
@@ -166,7 +166,7 @@ def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
 
 
 def parse(body: bytes) -> BaselineText:
-    """The result in a response of /completion. Raises OptionError for any other response."""
+    """The result in a response of /completion. Raises OptionError for an invalid response."""
     try:
         document = json.loads(body)
         timings = document["timings"]
@@ -189,7 +189,7 @@ def parse(body: bytes) -> BaselineText:
 
 
 def environment() -> dict[str, str]:
-    """Our environment without LLAMA_ARG_ variables, which would change what is compared."""
+    """The environment without LLAMA_ARG_ variables, which would change the server's options."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
 
 
@@ -202,7 +202,7 @@ def sampler_names(sampling: Sampling) -> list[str]:
 
 
 def penalty_window(n: int, n_ctx: int) -> int:
-    """The tokens a penalty considers: llama.cpp's programs do not accept -1 for all."""
+    """Number of tokens that a penalty considers: llama.cpp's programs do not accept -1 (all)."""
     return n_ctx if n < 0 else n
 
 
@@ -217,10 +217,10 @@ def running(
     start_seconds: float = _START_SECONDS,
     stop_seconds: float = _STOP_SECONDS,
 ) -> Iterator[LlamaServer]:
-    """A server for the block; it is always stopped at the end.
+    """A running server; it is always stopped at the end of the block.
 
-    It has its own session, so a Ctrl-C at the terminal does not reach it.
-    Raises OptionError, with the end of its log, if it does not start.
+    It has a separate session, so Ctrl-C at the terminal does not reach it.
+    Raises OptionError, with the end of the server's log, if it does not start.
     """
     with socket.socket() as tried:
         tried.bind((_HOST, 0))
@@ -265,7 +265,7 @@ def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
 def _request(
     port: int, method: str, path: str, document: object, seconds: float
 ) -> tuple[int, bytes]:
-    """Status and body of a response; proxies of the environment are not used."""
+    """(status, body) of a response. Proxies set in the environment are ignored."""
     connection = HTTPConnection(_HOST, port, timeout=seconds)
     try:
         body = None if document is None else json.dumps(document)

@@ -1,4 +1,4 @@
-"""Facts that the operating system reports: the machine, peak memory, and the processor's energy."""
+"""Reads facts from the operating system: the machine, peak memory, the processor's energy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MICRO = 1e-6
 
 
 def describe() -> dict[str, Any]:
-    """The processor, GPUs and operating system: what the measured seconds depend on."""
+    """The processor, GPUs and operating system, on which measured seconds depend."""
     return {"platform": platform.platform(), **devices.machine()}
 
 
@@ -44,7 +44,7 @@ class EnergyMeter:
         self._used = 0
 
     def joules(self) -> float | None:
-        """Energy used since this meter was made; None where the counters cannot be read."""
+        """Energy used since this meter was created; None if the counters cannot be read."""
         now = [_read(zone / "energy_uj") for zone in self._zones]
         if not now or None in now or None in self._before:
             return None

@@ -1,4 +1,4 @@
-"""Draws results as one picture: speed-ups by length, pass costs, acceptance, a timeline."""
+"""Draws results in one picture: speed-ups by length, pass costs, acceptance, a timeline."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _WIDTH, _HEIGHT = 9.0, 5.7  # inches
 _BAR_HEIGHT = 0.24  # inches
 _DPI = 200
 _N_COLUMNS = 4  # of the legend
-_N_BAR = 30  # characters of a contender's name
-# Okabe and Ito's colours without those that are too light on white: https://jfly.uni-koeln.de/color/
+_N_BAR = 30  # longest contender's name at a bar, in characters
+# Okabe and Ito's colours, except those too light on white: https://jfly.uni-koeln.de/color/
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vP"
 _QUIET = "#666666"
 _DASHES = (0, (5, 2))
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _TICK = f"{{x:g}}{_TIMES}"
-_MAX_REACH = 1.5  # x the best speed-up: the end of the axis
-_FEW_BARS = 5  # fewer are not drawn thicker
-_MANY = 3  # lines, whose confidence bands would overlap
+_MAX_REACH = 1.5  # times the best speed-up: the end of the axis
+_FEW_BARS = 5  # fewer bars than this are not drawn thicker
+_MANY = 3  # from this number of lines on, confidence bands would overlap
 
 
 def check(path: Path) -> None:
@@ -55,9 +55,9 @@ def check(path: Path) -> None:
 
 
 def draw(results: BenchResults, path: Path) -> None:
-    """Write the picture atomically; equal results give equal files.
+    """Draw results and write the picture atomically; equal results give equal files.
 
-    A subplot without data is left out. Raises OptionError, CacheError.
+    Subplots without data are left out. Raises OptionError, CacheError.
     """
     check(path)
     from matplotlib import style
@@ -83,7 +83,7 @@ def _figure(results: BenchResults) -> Figure:
     lines, (bars, n_more) = plot_data.speedup_lines(results), plot_data.rate_bars(results)
     sizes, seconds = plot_data.pass_costs(results)
     accepted, timelines = plot_data.acceptances(results), plot_data.timelines(results)
-    # The subplots of each column, from the top, share its six cells.
+    # Each column has six cells, which its subplots share from top to bottom.
     columns = [["main"] * 4 + ["costs" if sizes else "main"] * 2]
     if right := ["accepted"] * bool(accepted) + ["timelines"] * bool(timelines):
         columns.append([right[0]] * 3 + [right[-1]] * 3)
@@ -119,10 +119,10 @@ def _draw_lines(axes: Axes, lines: Sequence[plot_data.SpeedupLine]) -> None:
         if line.lengths:
             found = line.speedups
             axes.errorbar(
-                # Shifted, so that intervals do not overlap.
+                # Shifted sideways, so that intervals do not overlap.
                 [n + shift * (i - (len(lines) - 1) / 2) for n in line.lengths],
                 [each.ratio for each in found],
-                yerr=[  # how far the intervals reach down and up; 0 without one
+                yerr=[  # lengths of the intervals downwards and upwards; 0 without an interval
                     [0.0 if each.low is None else each.ratio - each.low for each in found],
                     [0.0 if each.high is None else each.high - each.ratio for each in found],
                 ],
@@ -152,7 +152,7 @@ def _draw_lines(axes: Axes, lines: Sequence[plot_data.SpeedupLine]) -> None:
 
 
 def _draw_bars(axes: Axes, bars: Sequence[tuple[Summary, Speedup | None]], n_more: int) -> None:
-    """Tokens per second, see plot_data.rate_bars; `n_more`: how many are left out."""
+    """Tokens per second, see plot_data.rate_bars; `n_more`: number of contenders left out."""
     axes.set_title(f"Tokens/s{' (the fastest)' if n_more else ''}")
     if not bars:
         axes.text(0.5, 0.5, "nothing was measured", ha="center", transform=axes.transAxes)
@@ -173,7 +173,7 @@ def _draw_bars(axes: Axes, bars: Sequence[tuple[Summary, Speedup | None]], n_mor
     axes.set_ylim(max(len(bars), _FEW_BARS) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.28 * max(ends) or 1)
-    more = f"\n{n_more} slower ones are left out" if n_more else ""
+    more = f"\n{counted(n_more, 'slower contender')} not shown" if n_more else ""
     axes.set_xlabel(f"tokens/s (median; lines: 95 % intervals of the mean){more}")
 
 
@@ -214,7 +214,7 @@ def _draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> N
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     _whole_ticks(axes)
     axes.set_xlabel("position in the draft")
-    axes.set_ylabel("share of the drafts that long")
+    axes.set_ylabel("share of drafts at least that long")
 
 
 def _draw_timelines(axes: Axes, timelines: plot_data.TimelinePair) -> None:
@@ -250,7 +250,7 @@ def _legend(figure: Figure, names: Sequence[str]) -> None:
 
 
 def _title(results: BenchResults) -> str:
-    """A line that names the models, and one with the circumstances."""
+    """A line that names the models, and a line with machine, prompts and version."""
     facts: Mapping[str, Any] = next(iter(results.models.values()), {})
     facts = facts if isinstance(facts, Mapping) else {}
     files = [facts.get(whose) for whose in ("target", "draft")]
@@ -271,7 +271,7 @@ def _title(results: BenchResults) -> str:
 
 
 def _short(name: str, n_most: int) -> str:
-    """A name in one line; the middle is left out if it is too long."""
+    """A name in one line of at most `n_most` characters; a longer name loses its middle."""
     line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in name)
     if len(line) <= n_most:
         return line

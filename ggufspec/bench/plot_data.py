@@ -1,4 +1,4 @@
-"""Selects and computes what a plot shows: speed-ups, pass costs, acceptance, timelines."""
+"""Computes the data of a plot: speed-ups, pass costs, acceptance, timelines."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ggufspec.bench.records import BenchResults, Contender, Measurement, sum_by_
 from ggufspec.bench.summary import Speedup, Summary, ratio_of, summarize
 
 AUTO = "auto"
-MAX_LINES = 6  # more are hard to tell apart
-_MAX_LENGTHS = 3  # of one series, in the plot of acceptance
+MAX_LINES = 6  # more lines are hard to tell apart
+_MAX_LENGTHS = 3  # lengths of one series in the plot of acceptance
 _MAX_BARS = 16
-_MIN_SAMPLES = 5  # drafts, or passes, for a mean that is shown
+_MIN_SAMPLES = 5  # least number of drafts or passes for a mean that is shown
 _MAX_STEPS = 64  # tokens of a timeline
 _LENGTH = "n_draft"
-_FIRST = ("drafter", "verify")  # of the options in the name of a series
+_FIRST = ("drafter", "verify")  # these options come first in the name of a series
 _NAMES = {"drafter": "{}", "verify": "{}", "tree": "tree {}", "temperature": "T {}"}
 
 
 @dataclass(frozen=True)
 class SpeedupLine:
-    """The speed-ups of one series by draft length; `auto`: with the length chosen automatically."""
+    """The speed-ups of one series by draft length; `auto`: with an automatic length."""
 
     number: int  # of the series, which has the same colour in all subplots
-    name: str  # the options that differ from other series; empty if there is only one
+    name: str  # the options that differ from other series; "" for a single series
     lengths: Sequence[int]
     speedups: Sequence[Speedup]
     auto: Speedup | None
@@ -37,17 +37,17 @@ class SpeedupLine:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The share of drafts accepted up to position 1, 2 ..., of those that long."""
+    """`shares[i]`: of drafts with more than i tokens, the share accepted up to token i."""
 
     number: int
-    name: str  # the length
+    name: str  # the draft length
     is_auto: bool
     shares: Sequence[float]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The tokens of one text after each round, starting with 0, and the time of each."""
+    """The number of tokens of one text after each round, starting with 0, and the time then."""
 
     name: str
     tokens: Sequence[int]
@@ -59,14 +59,14 @@ class TimelinePair:
     """One prompt, continued by plain decoding and by the fastest contender."""
 
     prompt: str
-    n_tokens: int  # shown
+    n_tokens: int  # number of tokens shown
     is_whole: bool
     plain: Timeline
     best: Timeline
 
 
 def series_names(results: BenchResults) -> list[str]:
-    """The names of the series by number; empty if there is only one."""
+    """The names of the series by number; empty for a single series."""
     found = [name for name, _ in _series(results)]
     return found if len(found) > 1 else []
 
@@ -85,9 +85,9 @@ def speedup_lines(results: BenchResults) -> list[SpeedupLine]:
 
 
 def acceptances(results: BenchResults) -> list[Acceptance]:
-    """At most MAX_LINES contenders: auto and the longest length of each series in turn.
+    """Acceptance of at most MAX_LINES contenders: auto and the longest length of each series.
 
-    With a single series also half its length, and half of that: more lines would coincide.
+    For a single series also half the longest length, and half of that: further lines would overlap.
     """
     ranked: list[tuple[int, Acceptance]] = []
     series = _series(results)
@@ -109,9 +109,9 @@ def acceptances(results: BenchResults) -> list[Acceptance]:
 
 
 def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
-    """Tokens in a pass of the target, and its median seconds.
+    """(sizes, seconds): numbers of tokens of target passes, and the median seconds of each.
 
-    Only sizes that occurred often enough; empty without passes over one and over more tokens.
+    Only sizes that occurred often enough; empty unless these are one token and a larger size.
     """
     names = {contender.name for contender in results.contenders if contender.model == "pair"}
     passes = defaultdict(list)
@@ -127,9 +127,9 @@ def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
 
 
 def rate_bars(results: BenchResults) -> tuple[list[tuple[Summary, Speedup | None]], int]:
-    """The contenders in their order, and how many slower ones are left out.
+    """(bars, number of slower contenders left out), in the contenders' order.
 
-    Each with the mean of its texts' rates and the 95 % interval of that mean.
+    A bar is (summary, mean of the texts' rates with its 95 % interval).
     """
     made = summarize(results)
     compared = [row for row in made if row.contender.baseline is not None]
@@ -142,9 +142,9 @@ def rate_bars(results: BenchResults) -> tuple[list[tuple[Summary, Speedup | None
 
 
 def timelines(results: BenchResults) -> TimelinePair | None:
-    """One text of the contender with the best speed-up, and plain's; None without their rounds.
+    """A text of the contender with the best speed-up, and the same text by plain decoding.
 
-    Of all pairs of texts, the one with the median speed-up.
+    Of all such pairs, the one with the median speed-up; None if no rounds are known.
     """
     compared = [row for row in summarize(results) if row.speedup]
     for row in sorted(compared, key=_ratio, reverse=True):
@@ -205,7 +205,7 @@ def _ratio(row: Summary) -> float:
 
 
 def _shares(texts: Sequence[Measurement]) -> list[float]:
-    """Accepted / drafted by position, for positions with enough drafts."""
+    """Accepted / drafted tokens by position, for positions with enough drafts."""
     drafted = sum_by_position([text.drafted_by_position for text in texts])
     accepted = sum_by_position([text.accepted_by_position for text in texts])
     enough = min(_MIN_SAMPLES, max(drafted))
@@ -213,7 +213,7 @@ def _shares(texts: Sequence[Measurement]) -> list[float]:
 
 
 def _seconds(text: Measurement) -> list[float]:
-    """When each round ended."""
+    """The time at the end of each round, starting with 0."""
     spent = (round_.draft_seconds + round_.target_seconds for round_ in text.rounds)
     return list(accumulate(spent, initial=0.0))
 

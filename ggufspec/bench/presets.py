@@ -1,4 +1,4 @@
-"""The experiments that the project started from: models, prompts, settings, published results."""
+"""Known experiments: their models, prompts, settings and published results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ggufspec.bench.tables import Table
 from ggufspec.common.prompts import Prompt
 from ggufspec.common.toml import read_toml
 
-# Of the presets without a source.
+# For presets that do not name a pair or an experiment.
 _PAIR = ("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
 _EXPERIMENT = {"n_runs": 3, "n_tokens": 96}
 
@@ -33,7 +33,7 @@ class PresetPair:
 
 @dataclass(frozen=True)
 class Preset:
-    """A known experiment. `load`: settings of ggufspec.load; `tables`: renders its results."""
+    """A known experiment. `load`: arguments of ggufspec.load; `tables`: renders its results."""
 
     name: str
     about: str
@@ -66,7 +66,7 @@ class Preset:
 
 
 def _with_variants(made: list[Contender], rules: Mapping[str, str]) -> list[Contender]:
-    """Several rows with a rule each instead of the last contender, if there are any."""
+    """The contenders, with the last one replaced by one per rule if there are rules."""
     *others, last = made
     variants = [
         replace(last, name=name, options={**last.options, "verify": rule})

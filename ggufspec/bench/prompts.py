@@ -1,4 +1,4 @@
-"""The prompts of a benchmark that is given no file, and a fair choice among many."""
+"""Built-in prompts, and a choice of prompts that is spread over categories."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ggufspec.common.toml import read_toml
 
 _TEXTS = read_toml(Path(__file__).with_suffix(".toml"))
 KINDS: Mapping[str, Sequence[str]] = {kind: _TEXTS[kind] for kind in ("open", "repetitive")}
-# Of each half of the texts of `trim`: kinds, and what a target continues.
+# For each half of the texts of `trim`: (kind, text that the target continues).
 REFERENCE: Sequence[Sequence[tuple[str, str]]] = _TEXTS["reference"]
 
 
 def own_prompts() -> list[Prompt]:
-    """A few texts to continue freely, and a few to copy from."""
+    """The built-in prompts: some for free continuation, some with text to repeat."""
     return [
         Prompt(id=f"{kind} {i}", category=kind, turns=(text,))
         for kind, texts in KINDS.items()
@@ -24,7 +24,7 @@ def own_prompts() -> list[Prompt]:
 
 
 def spread(prompts: Sequence[Prompt], n_most: int | None) -> list[Prompt]:
-    """At most `n_most` prompts: the first ones of each category, equally many of each."""
+    """At most `n_most` prompts: the first ones of each category, the same number of each."""
     if n_most is None or n_most >= len(prompts):
         return list(prompts)
     rank: dict[str, int] = {}

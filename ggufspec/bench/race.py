@@ -1,4 +1,4 @@
-"""The timed texts of a race, and how much of each was there at any time."""
+"""The timed texts of a race, and the state of each text at any time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN, SPECULATIVE, N_GRAMS = "plain", "speculative", "n-grams"  # names of lane
 
 @dataclass(frozen=True)
 class TimedText:
-    """Text that arrived at once, `seconds` after the end of the prompt."""
+    """A piece of text that arrived `seconds` after the end of the prompt."""
 
     seconds: float
     text: str
@@ -29,7 +29,7 @@ class TimedText:
 
 @dataclass(frozen=True)
 class Lane:
-    """One contender: its pieces in order of time, and the statistics."""
+    """One contender: its pieces of text in order of time, and its statistics."""
 
     name: str
     pieces: tuple[TimedText, ...]
@@ -43,7 +43,7 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """When it finished."""
+        """Time at which the text was finished."""
         return self.pieces[-1].seconds if self.pieces else 0.0
 
 
@@ -51,7 +51,7 @@ class Lane:
 class Race:
     """Both contenders on the same prompt. They ran one after the other, `plain` first.
 
-    `divergence`: at temperature 0, the first difference of the texts; None: they are equal.
+    `divergence`: at temperature 0, the first difference of the texts; None if they are equal.
     """
 
     prompt: str
@@ -66,7 +66,7 @@ class Race:
 
     @property
     def seconds(self) -> float:
-        """When the slower one finished."""
+        """Time at which the slower contender finished."""
         return max(lane.seconds for lane in self.lanes)
 
     @property
@@ -78,25 +78,25 @@ class Race:
 
     @property
     def first_difference(self) -> int | None:
-        """The index of the first token that differs; None: the texts are equal."""
+        """The index of the first token that differs; None if the texts are equal."""
         return first_difference(self.plain.tokens, self.speculative.tokens)
 
 
 @dataclass(frozen=True)
 class LaneState:
-    """How much of a lane is there at one time."""
+    """How much of a lane's text has arrived at one time."""
 
     n_pieces: int
     n_tokens: int
-    share: float  # of its own tokens
-    tokens_per_second: float | None  # so far; None before the first piece
+    share: float  # share of its tokens that have arrived
+    tokens_per_second: float | None  # until now; None before the first piece
     finished: bool
 
 
 def state_at(lane: Lane, seconds: float) -> LaneState:
-    """The state of a lane so many seconds after the end of the prompt.
+    """The state of a lane `seconds` after the end of the prompt.
 
-    After its end, its speed is that of the whole text.
+    Once it is finished, its speed is that of the whole text.
     """
     n_pieces = bisect_right(lane.pieces, seconds, key=lambda piece: piece.seconds)
     finished = n_pieces == len(lane.pieces)
@@ -117,7 +117,7 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
 
 
 def verdict(race: Race) -> str:
-    """A sentence on whether the two texts are the same, and why not."""
+    """A sentence that says whether the two texts are the same, and why not."""
     at = race.first_difference
     if race.temperature > 0:
         if at is None and not race.speculative.stats.n_drafted:

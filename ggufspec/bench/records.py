@@ -25,7 +25,7 @@ _REMEDY = "give a file that `ggufspec bench --json` wrote, or measure again"
 
 
 class TextKey(NamedTuple):
-    """Identifies a text: a contender continues a prompt in a run."""
+    """Identifies a text by its contender, prompt and run."""
 
     contender: str
     prompt: str
@@ -36,10 +36,10 @@ class TextKey(NamedTuple):
 class Contender:
     """A named set of generation options.
 
-    `model`: what writes: "pair", "draft" for the draft model alone, or "baseline": another program,
-    whose name is in `program`. `baseline`: the contender that its speed is compared with; None for
-    plain decoding and the draft alone. `pair`: the pair of models, if a benchmark has several; then
-    the name begins with it.
+    `model`: "pair", "draft" (the draft model alone), or "baseline" (another program, whose name is
+    in `program`). `baseline`: name of the contender that its speed is compared with; None for plain
+    decoding and the draft alone. `pair`: name of the pair of models if a benchmark has several
+    pairs; `name` then begins with it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """Its name without that of its pair."""
+        """The name without the name of its pair."""
         return self.name.removeprefix(f"{self.pair}: ") if self.pair else self.name
 
     def of_pair(self, pair: str) -> Contender:
@@ -71,13 +71,13 @@ class Contender:
 
 @dataclass(frozen=True)
 class RoundTiming:
-    """One round: the tokens it added, how many were drafted and accepted, and its seconds."""
+    """One round: numbers of added, drafted and accepted tokens, and seconds."""
 
     n_tokens: int
     n_drafted: int
     n_accepted: int
     draft_seconds: float
-    target_seconds: float  # verification included
+    target_seconds: float  # with verification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,9 @@ class Measurement:
     drafted_by_position: Sequence[int] = ()
     accepted_by_position: Sequence[int] = ()
     prompt_seconds: float
-    first_token_seconds: float  # from the request to the first tokens, the prompt included
+    first_token_seconds: float  # from the request to the first tokens, with the prompt
     generation_seconds: float  # from the end of the prompt to the last token
-    joules: float | None = None  # of the processor, if the machine has counters
+    joules: float | None = None  # energy of the processor, if the machine has counters
     tokens: Sequence[int] = ()
     rounds: Sequence[RoundTiming] = ()
 
@@ -137,21 +137,21 @@ class Measurement:
 
     @property
     def seconds(self) -> float:
-        """The whole time, with the prompt."""
+        """Total time, with the prompt."""
         return self.prompt_seconds + self.generation_seconds
 
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where a text at temperature 0 differs from plain's; margins are in logits.
+    """Where a text at temperature 0 differs from plain decoding's.
 
-    `margin`: between the two tokens; `rounding`: what batches change such margins by, at most, as
-    measured there; None: not measured. See engine.greedy.
+    `margin`: logit difference of the two tokens; `rounding`: largest measured change of such
+    differences by batches; None: not measured. See engine.greedy.
     """
 
     contender: str
     prompt: str
-    position: int  # number of equal tokens before
+    position: int  # number of equal tokens before it
     margin: float
     rounding: float | None = None
 
@@ -175,27 +175,27 @@ class BenchResults:
     interrupted: bool = False
 
     def of(self, contender: str) -> list[Measurement]:
-        """Its measurements, in the order of time."""
+        """A contender's measurements in order of time."""
         return [found for found in self.measurements if found.contender == contender]
 
     def with_plain(self, contender: Contender) -> list[tuple[Measurement, Measurement]]:
-        """Its measurements that have one of its baseline by prompt and run, and that one."""
+        """(measurement, baseline's measurement) for each prompt and run that both have."""
         others = {each.key[1:]: each for each in self.of(contender.baseline or contender.name)}
         texts = self.of(contender.name)
         return [(text, others[text.key[1:]]) for text in texts if text.key[1:] in others]
 
     def greedy_with_plain(self, contender: Contender) -> list[tuple[Measurement, Measurement]]:
-        """The same where both were written at temperature 0 and their tokens are known."""
+        """Those pairs of `with_plain` that are at temperature 0 and have known tokens."""
         if contender.baseline is None or not contender.is_greedy:
             return []
         pairs = self.with_plain(contender)
         return [(text, other) for text, other in pairs if text.has_tokens and other.has_tokens]
 
     def to_document(self) -> dict[str, Any]:
-        """For JSON: see of_document."""
+        """The results as JSON, which `of_document` reads."""
         whole = {"format": FORMAT, **asdict(self)}
         for found in whole["measurements"]:
-            found["rounds"] = [  # rounded, for small files
+            found["rounds"] = [  # numbers are rounded, to keep files small
                 [round(each, 6) if isinstance(each, float) else each for each in round_.values()]
                 for round_ in found["rounds"]
             ]
@@ -236,7 +236,7 @@ class BenchResults:
 
 
 def sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Sums by position, of counts of different lengths."""
+    """The sums of counts at each position; the lists may have different lengths."""
     return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
 
 
@@ -260,7 +260,7 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
 
 
 def _record(kind: type[Record], document: Any) -> Record:
-    """A dataclass from an object with at least its fields that have no default."""
+    """A dataclass from a JSON object that has at least the fields without default."""
     given = (
         each.name
         for each in fields(kind)  # type: ignore[arg-type]
@@ -284,7 +284,7 @@ def _check(kind: Any, name: str, value: object) -> None:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Numbers must be at least 0, and neither so large nor so small that a rate is infinite."""
+    """Whether a value has a type. Numbers must be 0, or from 1e-9 to 2^53: rates stay finite."""
     if kind in (int, float):
         return type(value) in (int, kind) and (value == 0 or 1e-9 <= value <= 2**53)
     if kind is str:  # without surrogates, which cannot be printed

@@ -1,4 +1,4 @@
-"""Text of a target, what it predicts after each token, and what its passes cost."""
+"""Measures a target: its texts, its predictions after each token, and the cost of its passes."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.timing import measured
 
 TEMPERATURE = 0.7  # of the distributions that are compared
-N_DRAFT = 7  # the longest draft that is predicted
-N_CTX = 384  # of a text: a prompt in a chat template, and N_COUNTED tokens
-# How to load a target: for the texts of half of the prompts together. Mapped files would stay in
-# memory beside the weights that llama.cpp rearranges.
+N_DRAFT = 7  # longest draft whose speed-up is predicted
+N_CTX = 384  # per text: for a prompt in a chat template, and N_COUNTED tokens
+# Arguments to load a target with: half of the texts are generated together. A mapped file would
+# stay in memory in addition to the weights that llama.cpp rearranges.
 LOAD = {"n_ctx": N_CTX, "n_slots": 4, "n_draft_max": N_DRAFT, "mmap": False}
-N_COUNTED = 64  # tokens of a text at which predictions are compared
-_N_GIVEN = 32  # tokens before them, in a text of the user's
-_N_LEAST = 8  # a text that is shorter is left out
+N_COUNTED = 64  # tokens per text at which predictions are compared
+_N_GIVEN = 32  # tokens before them, in a text that the user gives
+_N_LEAST = 8  # shorter texts are left out
 _N_TEXTS = 8
-_N_PROBS = 256  # most probable tokens of the target that an overlap is summed over
+_N_PROBS = 256  # the overlap is summed over this many of the target's most probable tokens
 _SIZES = (1, 2, 3, 4, 6, 8)  # tokens of the passes that are measured
 
 _ASKED = "Continue this text:\n\n"
-Counts = tuple[Counter[int], Counter[int]]  # of tokens, in each half of the texts
+Counts = tuple[Counter[int], Counter[int]]  # counts of tokens in each half of the texts
 
 
 class Excerpt(NamedTuple):
-    """A text, of which predictions are compared for the tokens from `n_given` on.
+    """A text; predictions are compared for its tokens from `n_given` on.
 
-    half: 0 or 1; what is kept is chosen on one half of the texts and measured on the other.
+    `half`: 0 or 1; tokens to keep are chosen on one half of the texts and measured on the other.
     """
 
     kind: str
@@ -53,9 +53,9 @@ class Excerpt(NamedTuple):
 
 @dataclass(frozen=True)
 class ReferenceText:
-    """What the target predicts in an excerpt: its most probable tokens.
+    """The target's predictions in an excerpt.
 
-    best (n,): the first of them. ids, probs (n, k): the first k of them, at TEMPERATURE.
+    `best` (n,): the likeliest tokens. `ids`, `probs` (n, k): the k likeliest, at TEMPERATURE.
     """
 
     excerpt: Excerpt
@@ -65,7 +65,7 @@ class ReferenceText:
 
     @staticmethod
     def of(excerpt: Excerpt, rows: Logits) -> ReferenceText:
-        """The predictions by the target's logits (n, n_vocab)."""
+        """The predictions in the target's logits (n, n_vocab)."""
         ids = np.argpartition(rows, -min(_N_PROBS, rows.shape[1]))[:, -_N_PROBS:]
         weights = weights_of(rows)
         probs = np.take_along_axis(weights, ids, 1) / weights.sum(axis=1, keepdims=True)
@@ -74,9 +74,9 @@ class ReferenceText:
 
 @dataclass(frozen=True)
 class Reference:
-    """Texts in two halves, how often each half has each token, and the target's costs.
+    """Texts in two halves, the counts of tokens in each half, and the target's costs.
 
-    passes: seconds of target passes over 1, 2 ... N_DRAFT + 1 tokens.
+    `passes`: seconds of target passes over 1, 2 ... N_DRAFT + 1 tokens.
     """
 
     texts: tuple[ReferenceText, ...]
@@ -87,9 +87,9 @@ class Reference:
 def reference_of(
     engine: Engine, given: Sequence[str] = (), progress: NamedProgress | None = None
 ) -> Reference:
-    """What a target predicts in texts that are `given`, else in texts that it writes.
+    """A target's predictions in the `given` texts, or else in texts that it generates.
 
-    The engine: a target alone, loaded with LOAD.
+    `engine`: a target without draft, loaded with LOAD.
     Raises OptionError for texts that are too short, DecodeError, ClosedError.
     """
     tell: NamedProgress = progress or (lambda what, done, of: None)
@@ -111,13 +111,13 @@ def reference_of(
 
 
 def text_context(model: Model, like: Context, layer_skip: LayerSkip | None = None) -> Context:
-    """A context for `rows_of`, with the other options of another one."""
+    """A context for `rows_of`, with the options of `like` except for its sizes."""
     options = replace(like.options, n_ctx=N_CTX, n_rows=N_COUNTED, n_sequences=1)
     return Context(model, options, layer_skip, pools=like.pools)
 
 
 def rows_of(context: Context, excerpt: Excerpt) -> Logits:
-    """Logits before each token of an excerpt from `n_given` on, all cells computed anew.
+    """Logits before each token of an excerpt from `n_given` on, computed with an empty cache.
 
     Valid until the next decode. Raises DecodeError.
     """
@@ -135,7 +135,7 @@ def weights_of(logits: Logits) -> NDArray[np.float32]:
 
 
 def _written(engine: Engine, tell: NamedProgress) -> tuple[list[Excerpt], Counts]:
-    """Greedy text of the target, after the built-in prompts."""
+    """Greedy texts of the target that continue the built-in prompts."""
     excerpts, counts = [], (Counter[int](), Counter[int]())
     for half, prompts in enumerate(REFERENCE):
         asked = [_asked(engine, prompt) for _, prompt in prompts]
@@ -148,7 +148,7 @@ def _written(engine: Engine, tell: NamedProgress) -> tuple[list[Excerpt], Counts
         tell("Writing text with the target", half + 1, len(REFERENCE))
     if {excerpt.half for excerpt in excerpts} != {0, 1}:
         raise OptionError(
-            "the target hardly writes text by itself; give text that it should write (--text FILE)"
+            "the target generates almost no text by itself; give text to measure with (--text FILE)"
         )
     return excerpts, counts
 
@@ -156,12 +156,12 @@ def _written(engine: Engine, tell: NamedProgress) -> tuple[list[Excerpt], Counts
 def _asked(engine: Engine, prompt: str) -> list[int]:
     if engine.chat_template is None:
         return engine.tokenize(prompt)
-    # The end of it: some templates begin with hundreds of tokens.
+    # Only the end of the prompt: some templates begin with hundreds of tokens.
     return engine.render([{"role": "user", "content": _ASKED + prompt}])[N_COUNTED - N_CTX :]
 
 
 def _taken(engine: Engine, given: Sequence[str]) -> tuple[list[Excerpt], Counts]:
-    """Excerpts from everywhere in texts; the first half of them and the second."""
+    """Excerpts spread evenly over the given texts; the first half of them has `half` 0."""
     tokens: list[int] = []
     for text in given:
         tokens += engine.vocab.tokenize(text, add_special=True, parse_special=False)
@@ -170,7 +170,7 @@ def _taken(engine: Engine, given: Sequence[str]) -> tuple[list[Excerpt], Counts]
     if n == 0:
         raise OptionError(
             f"the text has {len(tokens):,} tokens, too few to choose and to measure with; give at "
-            f"least {2 * each} (--text), better some thousand"
+            f"least {2 * each} tokens (--text); some thousand are better"
         )
     starts = [i * (len(tokens) - each) // (n - 1) for i in range(n)]
     excerpts = [

@@ -1,4 +1,4 @@
-"""Measures pairs: contenders write in alternation, and each text becomes one Measurement."""
+"""Measures pairs: contenders generate texts in alternation; each text gives one Measurement."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama import devices
 from ggufspec.models.heads import DraftFile
 
-OnTokens = Callable[[int, int, str], None]  # tokens generated, in all, what is being written
-Warn = Callable[[str], None]  # why something is left out
+OnTokens = Callable[[int, int, str], None]  # (tokens generated, total tokens, label of the text)
+Warn = Callable[[str], None]  # (reason why a text or prompt is left out)
 
-_N_DIVERGENCES = 3  # of a contender, whose logits are compared
+_N_DIVERGENCES = 3  # texts per contender whose logits are compared
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The texts to write with one pair.
+    """The texts to generate with one pair.
 
-    `chat`: use the target's chat template; None: if it has one and the prompt has a category or a
-    system message.
+    `chat`: whether to use the target's chat template; None: if it has one, for prompts with a
+    category or a system message.
     """
 
     contenders: Sequence[Contender]
@@ -57,13 +57,13 @@ class Experiment:
     chat: bool | None = None
 
     def of_pair(self, pair: str) -> Experiment:
-        """The same experiment for one of several pairs; "": the only one."""
+        """The same experiment for one of several pairs; "" if there is only one pair."""
         if not pair:
             return self
         return replace(self, contenders=[each.of_pair(pair) for each in self.contenders])
 
     def order(self) -> Iterator[TextKey]:
-        """All texts in the order in which they are written: the contenders alternate."""
+        """All texts in the order in which they are generated: the contenders alternate."""
         for run in range(self.n_runs):
             for i, prompt in enumerate(self.prompts):
                 order = rotated(self.contenders, run * len(self.prompts) + i)
@@ -72,7 +72,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class PairBenchmark:
-    """The experiment of one pair. `pair`: its name in the results; "" if there is only one."""
+    """The experiment of one pair. `pair`: name of the pair in the results; "" for a single pair."""
 
     target: Path
     draft: DraftFile | None
@@ -93,10 +93,10 @@ def perform(
     warn: Warn,
     on_text: Callable[[], None],
 ) -> None:
-    """Measure the texts that the results do not have, and add them.
+    """Measure the texts that are not in the results yet, and add them.
 
-    `warn` gets the reason why a text is left out. `on_text` is called after each text, outside of
-    all measured times. Results are kept on KeyboardInterrupt. Raises GgufspecError.
+    `warn` gets the reason for each text that is left out. `on_text` is called after each text,
+    outside of all measured times. Results are kept on KeyboardInterrupt. Raises GgufspecError.
     """
     experiment = benchmark.experiment
     results.models[benchmark.pair] = _model_facts(benchmark, engine)
@@ -118,13 +118,13 @@ def perform(
 
 
 def n_left(benchmark: PairBenchmark, results: BenchResults) -> int:
-    """How many texts of a pair are not in the results yet."""
+    """Number of a pair's texts that are not in the results yet."""
     done: set[TextKey] = {text.key for text in results.measurements}
     return sum(key not in done for key in benchmark.experiment.order())
 
 
 def check_resumed(before: BenchResults, now: BenchResults) -> None:
-    """Raise OptionError if results cannot be resumed: they are of another benchmark."""
+    """Raise OptionError if results are of another benchmark, so that they cannot be resumed."""
     if found := list(differences(_conditions(before), _conditions(now))):
         raise OptionError(
             f"these results are of another benchmark: {'; '.join(found)}. Give the same "
@@ -141,12 +141,12 @@ def measure(
     baselines: Sequence[Baseline] = (),
     warn: Warn = lambda message: None,
 ) -> Iterator[Measurement]:
-    """Warm up, then write each text that is not in `done`; yield it when it is finished.
+    """Warm up, then generate each text that is not in `done`, and yield its measurement.
 
     Each text starts with an empty cache, so the time to first token includes the whole prompt.
-    Contenders whose program is not among `baselines` are left out. So is a prompt that is too long,
-    or that a baseline tokenizes differently, for that baseline; then `warn` gets the reason.
-    Raises GgufspecError, and PromptError if no prompt can be used.
+    Contenders whose program is not in `baselines` are left out, and so are prompts that are too
+    long. A baseline also leaves out prompts that it tokenizes differently. `warn` is called with
+    the reason. Raises GgufspecError, and PromptError if no prompt can be used.
     """
     able = {None, *(each.name for each in baselines)}
     contenders = {each.name: each for each in experiment.contenders if each.program in able}
@@ -181,7 +181,7 @@ def measure(
         n_planned += n_each[key.prompt]
         try:
             text = writer.write(contenders[key.contender], prompts[key.prompt], key.run)
-        except PromptError as error:  # of a baseline, or if no room is left for the next turn
+        except PromptError as error:  # raised by a baseline, or if the next turn does not fit
             once = key._replace(run=0)
             if once not in left_out:
                 warn(f"{key.contender} leaves out prompt {key.prompt}: {error}")
@@ -191,7 +191,7 @@ def measure(
 
 
 class _Writer:
-    """Writes and times texts with the pair, the draft alone, or a baseline."""
+    """Generates and times texts with the pair, the draft alone, or a baseline."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class _Writer:
         self._started_at = perf_counter()
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
-        """Write a short text that is not measured: the first one is slower."""
+        """Generate a short text without measuring it: a contender's first text is slower."""
         n_tokens = min(self._experiment.n_warm_up, self._experiment.n_tokens)
         if n_tokens:
             self._forget()
@@ -220,7 +220,7 @@ class _Writer:
             self._one(contender, tokens, n_tokens, f"warm-up: {contender.name}")
 
     def write(self, contender: Contender, prompt: Prompt, run: int) -> Measurement:
-        """All turns of a prompt, measured as one text. Raises PromptError."""
+        """Generate all turns of a prompt; measures them as one text. Raises PromptError."""
         self._forget()
         at = perf_counter() - self._started_at
         label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._experiment.n_runs}"
@@ -254,7 +254,7 @@ class _Writer:
     def _one(
         self, contender: Contender, tokens: list[int], n_tokens: int, label: str
     ) -> tuple[str, Measurement]:
-        """A reply, and how it was written."""
+        """Generate one reply: (text, measurement)."""
         seed = crc32(f"{self._experiment.seed} {label}".encode())
         if contender.program is not None:
             self._progress(self.n_done, self.n_tokens_in_all, label)
@@ -265,7 +265,7 @@ class _Writer:
             return text, Measurement(
                 contender=contender.name, n_rounds=found.n_rounds, **vars(found)
             )
-        # Without a seed, as `auto` is mostly used: a text with a seed updates no measured costs.
+        # No seed for `auto`: a text with a seed would not update the measured costs.
         learns = contender.options.get("n_draft") == "auto"
         options = {
             "seed": None if learns else seed,
@@ -300,7 +300,7 @@ class _Writer:
         return done.text, measured
 
     def _engine_of(self, contender: Contender) -> Engine:
-        """The engine that writes; for a baseline, the one that tokenizes its prompts."""
+        """The engine that generates a contender's texts, or tokenizes prompts for a baseline."""
         return self._engine if contender.program is not None else self._engines[contender.model]
 
     def _forget(self) -> None:
@@ -327,9 +327,9 @@ class _Writer:
 def divergences(
     engine: Engine, experiment: Experiment, results: BenchResults
 ) -> list[FirstDifference]:
-    """Where texts at temperature 0 differ from plain's, by how much, and what rounding changes.
+    """The first differences of texts at temperature 0 from plain decoding's texts.
 
-    Of each contender, the first few texts of one turn.
+    Only for single-turn prompts, and the first _N_DIVERGENCES texts of each contender.
     """
     writer = _Writer(engine, experiment, None)
     by_name = {each.name: each for each in experiment.contenders}
@@ -338,7 +338,7 @@ def divergences(
         prompts = {each.name: each for each in experiment.prompts if len(each.turns) == 1}
         n_most = _N_DIVERGENCES
         for text, other in results.greedy_with_plain(contender):
-            is_equal = list(text.tokens) == list(other.tokens)  # most are: no prompt is read
+            is_equal = list(text.tokens) == list(other.tokens)
             if is_equal or text.prompt not in prompts or not n_most:
                 continue
             given = {
@@ -356,8 +356,8 @@ def divergences(
 
 
 def _conditions(results: BenchResults) -> dict[str, Any]:
-    """What all texts of a benchmark share."""
-    # The kernel may have been updated in between; another processor or library changes the speed.
+    """The conditions that must be equal for all texts of a benchmark."""
+    # `platform` may change, as by an update of the system's kernel.
     machine = {name: value for name, value in results.machine.items() if name != "platform"}
     names = [each.name for each in results.contenders]
     options = {

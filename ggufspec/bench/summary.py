@@ -16,18 +16,18 @@ _T = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 _T_MANY = 1.96
-# A larger relative spread of the same text's rates, or a larger drift, gives a warning.
+# A warning is given if the rates of one text have a larger relative spread, or for a larger drift.
 NOISE = 0.10
-_MIN_VALUES = 3  # for a confidence interval
+_MIN_VALUES = 3  # least number of values for a confidence interval
 
 
 @dataclass(frozen=True)
 class Speedup:
     """Geometric mean of rate / baseline's rate over texts of the same prompt and run.
 
-    `low` to `high`: its 95 % confidence interval (Student's t of the logarithms); None: too few.
-    `n`: the number of values: prompts, each with the mean of its runs; with fewer than three
-    prompts, texts, and the interval holds for these prompts only.
+    `low` to `high`: its 95 % confidence interval (Student's t of the logarithms); None: too few
+    values. `n`: number of values. A value is a prompt's mean over runs; with fewer than three
+    prompts, it is a text, and the interval holds for these prompts only.
     """
 
     ratio: float
@@ -50,22 +50,22 @@ class Summary:
     n_runs: int
     median: float
     mean: float
-    std: float | None  # of the texts' rates; None for a single text
+    std: float | None  # standard deviation of the texts' rates; None for a single text
     low: float
     high: float
-    ms_per_token: float  # all seconds / all tokens
-    mean_seconds: float  # of a text, with its prompt
+    ms_per_token: float  # total time / total tokens
+    mean_seconds: float  # mean time of a text, with its prompt
     std_seconds: float | None
     first_token_seconds: float  # median
     accepted: float | None  # share of the drafted tokens; None if none were drafted
     mean_length: float  # tokens per round
-    by_position: tuple[float, ...]  # of the drafts that long, the share accepted that far
+    by_position: tuple[float, ...]  # share of drafts with more than i tokens accepted up to i
     joules_per_token: float | None
     speedup: Speedup | None
 
 
 def summarize(results: BenchResults, category: str | None = None) -> list[Summary]:
-    """A summary of each contender that has texts (of one category)."""
+    """A summary of each contender that has texts (in `category`, if given)."""
     made = []
     for contender in results.contenders:
         texts = [text for text in results.of(contender.name) if category in (None, text.category)]
@@ -85,11 +85,11 @@ class RankedDraft:
     speedup: Speedup
     accepted: float | None
     tokens_per_round: float
-    ms_per_step: float | None  # of the draft alone
+    ms_per_step: float | None  # a token of the draft alone
 
 
 def ranked_drafts(results: BenchResults) -> list[RankedDraft]:
-    """The drafts of several pairs by temperature, the fastest first; empty for a single pair."""
+    """The drafts of several pairs by temperature, fastest first; empty for a single pair."""
     made = summarize(results)
     steps = {
         (row.contender.pair, row.contender.temperature): row.ms_per_token
@@ -114,7 +114,7 @@ def ranked_drafts(results: BenchResults) -> list[RankedDraft]:
 def log_ratios(
     texts: Sequence[Measurement], others: Sequence[Measurement]
 ) -> dict[tuple[str, int], float]:
-    """Logarithms of the ratios of rates, by prompt and run, of texts that are in both."""
+    """Logarithms of rate ratios by (prompt, run), for the texts that are in both."""
     rates = {(text.prompt, text.run): text.tokens_per_second for text in others}
     return {
         key: math.log(text.tokens_per_second / rates[key])
@@ -124,10 +124,10 @@ def log_ratios(
 
 
 def ratio_of_texts(logs: Mapping[tuple[str, int], float]) -> Speedup | None:
-    """The geometric mean of ratios, given their logarithms by prompt and run.
+    """The geometric mean of ratios, given their logarithms by (prompt, run).
 
-    Runs of a prompt repeat one text and show timing noise only; the interval is over prompts, as
-    their spread shows what other prompts would give.
+    Runs of a prompt repeat one text, so they vary only by timing noise. The interval is over
+    prompts, since their spread shows how results vary with the prompt.
     """
     by_prompt: dict[str, list[float]] = {}
     for (prompt, _), log in logs.items():
@@ -152,12 +152,12 @@ def ratio_of(logs: Sequence[float]) -> Speedup | None:
 
 
 def warnings_of(results: BenchResults, n_missing: int | None = None) -> list[str]:
-    """Reasons to distrust the numbers. `n_missing`: texts not measured; None: unknown."""
+    """Warnings about the numbers. `n_missing`: number of texts not measured; None: unknown."""
     found = []
     if results.interrupted:
         n = len(results.measurements)
         missing = "texts" if n_missing is None else f"{n_missing} of {n + n_missing} texts"
-        found.append(f"interrupted: {missing} are missing; contenders may lack different ones")
+        found.append(f"interrupted: {missing} are missing; contenders may lack different texts")
     noisy = {
         contender.name: noise
         for contender in results.contenders
@@ -168,7 +168,7 @@ def warnings_of(results: BenchResults, n_missing: int | None = None) -> list[str
         worst = max(noisy, key=lambda name: noisy[name])
         found.append(
             f"noise: tokens/s of the same text vary by {noisy[worst]:.0%} between runs ({worst}; "
-            f"more than {NOISE:.0%} is much); close other programs, or use more --runs"
+            f"expected: up to {NOISE:.0%}); close other programs, or use more --runs"
         )
     drift = _drift(results)
     if drift is not None and abs(drift) > NOISE:
@@ -204,7 +204,7 @@ def _divergence_warnings(results: BenchResults) -> list[str]:
             why += ", a near-tie" if is_tie else "; check with `ggufspec audit`"
         found.append(
             f"{contender.name} differs from plain in {n_different} of {len(pairs)} texts at "
-            f"temperature 0 ({why}); their speeds are those of different texts"
+            f"temperature 0 ({why}); the speeds compare different texts"
         )
     return found
 
@@ -212,7 +212,7 @@ def _divergence_warnings(results: BenchResults) -> list[str]:
 def summary_of(
     contender: Contender, texts: Sequence[Measurement], plain: Speedup | None = None
 ) -> Summary:
-    """The numbers of a contender's texts; `plain`: its speed-up over plain decoding."""
+    """The summary of a contender's texts; `plain`: its speed-up over plain decoding."""
     rates = [text.tokens_per_second for text in texts]
     seconds = [text.seconds for text in texts]
     n_drafted = sum(text.n_drafted for text in texts)
@@ -252,7 +252,7 @@ def _noise(texts: Sequence[Measurement]) -> float | None:
 
 
 def _drift(results: BenchResults) -> float | None:
-    """How much faster plain decoding was in the last third than in the first."""
+    """Relative change of plain decoding's speed from the first third of the texts to the last."""
     for contender in results.contenders:
         texts = [text for text in results.of(contender.name) if text.tokens_per_second > 0]
         n = len(texts) // 3

@@ -1,4 +1,4 @@
-"""Renders summaries as tables, those of presets as their sources do; tables as Markdown and CSV."""
+"""Renders summaries as tables, also in the form of a preset's source; writes Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ggufspec.bench.summary import RankedDraft, Speedup, Summary, ranked_drafts,
 NONE = "-"
 _CONFIDENCE = 0.95
 _SAME_RULE = (
-    "Google's and DeepMind's papers describe the same rule: their columns differ by chance only."
+    "Google's and DeepMind's papers describe the same rule: their columns differ only by chance."
 )
 
 
@@ -81,7 +81,7 @@ def ranking(results: BenchResults) -> Table | None:
 
 
 def _fastest(drafts: Sequence[RankedDraft]) -> str:
-    """A sentence on which draft to use, of those at one temperature."""
+    """A sentence that says which draft is fastest at one temperature."""
     best, *others = drafts
     if best.speedup.ratio <= 1:
         return f"Temperature {best.temperature:g}: no draft is faster than plain decoding."
@@ -99,7 +99,7 @@ def positions(results: BenchResults) -> Table | None:
     cells = [[row.contender.name, *(f"{each:.0%}" for each in row.by_position)] for row in made]
     cells = [row + [""] * (n + 1 - len(row)) for row in cells]
     columns = ["accepted up to position", *(str(i) for i in range(1, n + 1))]
-    return Table("Acceptance by position, of the drafts that long", columns, cells)
+    return Table("Acceptance by position, for drafts at least that long", columns, cells)
 
 
 def by_category(results: BenchResults) -> Table | None:
@@ -118,7 +118,7 @@ def by_category(results: BenchResults) -> Table | None:
     return Table("Speed-up by category", ["", *names, "geometric mean"], cells)
 
 
-# The tables of presets' sources.
+# Tables in the form of the presets' sources.
 
 
 def general(results: BenchResults) -> list[Table]:
@@ -283,7 +283,7 @@ def _milliseconds(row: Summary) -> str:
 
 
 def _accepted(row: Summary, results: BenchResults) -> str:
-    """The acceptance rate with its interval, over rounds: tokens of a draft are not independent."""
+    """The acceptance rate with an interval over rounds, since a draft's tokens are dependent."""
     texts = results.of(row.contender.name)
     n_rounds = sum(text.n_rounds for text in texts)
     if row.accepted is None or not n_rounds:

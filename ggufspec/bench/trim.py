@@ -1,4 +1,4 @@
-"""Makes a draft cheaper: measures what fewer tokens, layers and bits cost, and chooses."""
+"""Makes a draft cheaper: measures drafts with fewer tokens, layers and bits, and chooses one."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from ggufspec.models.trim import required_tokens, trimmed
 from ggufspec.models.trim_facts import trim_of
 from ggufspec.models.vocabulary_overlap import has_same_tokens
 
-MIN_SECONDS = 0.4  # of the measurement of a step
-SEARCH_SECONDS = 45.0  # of the search for layers, about
-_CLEARLY_FASTER = 1.01  # times the best speed-up so far: what brings less is not chosen
+MIN_SECONDS = 0.4  # minimum duration of the measurement of a step
+SEARCH_SECONDS = 45.0  # approximate duration of the search for layers
+_CLEARLY_FASTER = 1.01  # least speed-up over the best cut so far, to be chosen instead
 _DEPTH = 64  # tokens in the cache when a step is measured
-_N_REPEATS = 8  # of a step, at least; the fastest counts
-_N_SIZES = 4  # vocabularies to try, powers of two
-_LARGEST_SHARE = 0.7  # of all tokens, for them
-_AUTO_TYPE = "q4_0"  # the fastest on processors
+_N_REPEATS = 8  # minimum repetitions of a step; the fastest counts
+_N_SIZES = 4  # number of vocabulary sizes to try, powers of two
+_LARGEST_SHARE = 0.7  # largest size to try, as a share of all tokens
+_AUTO_TYPE = "q4_0"  # the fastest type on CPUs
 
 
 @dataclass(frozen=True)
 class DraftCut:
-    """What a draft keeps. n_tokens, type: None: all tokens, all types of matrices."""
+    """What a draft keeps. `n_tokens` None: all tokens. `type` None: types are not changed."""
 
     n_tokens: int | None
     layers: tuple[int, ...]
@@ -58,9 +58,9 @@ class DraftCut:
 class CutResult:
     """A cut that was measured.
 
-    n_tokens: that its file has. n_bytes: weights that a step reads. step: seconds. agreement,
-    overlap: means of Chances by kind of text. speedups: predicted, over plain decoding of the
-    target, by kind of text: at temperature 0, and at reference.TEMPERATURE.
+    `n_tokens`: vocabulary size of its file. `n_bytes`: weights that a step reads. `step`: seconds.
+    By kind of text, `agreement`, `overlap`: means of `greedy` and `sampled` in Chances; `speedups`:
+    predicted over plain decoding, at temperature 0 and at reference.TEMPERATURE.
     """
 
     cut: DraftCut
@@ -73,13 +73,13 @@ class CutResult:
 
     @property
     def score(self) -> float:
-        """What is maximized: the mean of all speed-ups."""
+        """The geometric mean of all speed-ups, which is maximized."""
         return _mean(self.speedups)
 
 
 @dataclass(frozen=True)
 class TrimResult:
-    """All cuts that were measured; the first is the draft as it is. n_counted: tokens of texts."""
+    """All measured cuts; the first is the unchanged draft. `n_counted`: tokens compared."""
 
     cuts: tuple[CutResult, ...]
     chosen: CutResult
@@ -93,9 +93,9 @@ class TrimResult:
 
 @dataclass(frozen=True)
 class WantedCut:
-    """What to try. None: nothing is left out. "auto": what is predicted to be fastest.
+    """What to try. None: nothing is left out. "auto": the value predicted to be fastest.
 
-    layers: those to keep, or how many. type: as `requantize` takes it.
+    `n_tokens`: vocabulary size. `layers`: which to keep, or how many. `type`: see `requantize`.
     """
 
     n_tokens: int | str | None = "auto"
@@ -104,10 +104,10 @@ class WantedCut:
 
 
 def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
-    """Raise an error for what cannot be tried, before anything is loaded.
+    """Raise an error for cuts that cannot be tried, before anything is loaded.
 
     VocabError unless both files have the same tokens, except for padding; OptionError for cuts that
-    the draft does not allow, ModelError for a model that cannot be cut.
+    the draft does not allow; ModelError for a model that cannot be cut.
     """
     check_model(target)
     check_model(source)
@@ -118,16 +118,16 @@ def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
                 "with all options at once"
             )
         raise VocabError(
-            f"{source.name} has another vocabulary than {target.name}: what to keep is measured "
-            "with a target of the same vocabulary. Name another target, or none: then the text is "
-            "the draft's own"
+            f"{source.name} has another vocabulary than {target.name}, but cuts are measured with "
+            "a target of the same vocabulary. Name another target, or none to measure with text "
+            "of the draft itself"
         )
     if wanted.n_tokens is not None:
         n_least = len(required_tokens(source))
         if isinstance(wanted.n_tokens, int) and wanted.n_tokens < n_least:
             raise OptionError(
                 f"{source.name} cannot be trimmed to {wanted.n_tokens:,} tokens: {n_least:,} are "
-                "always kept (single bytes, control tokens). Keep that many or more (--vocab)"
+                f"always kept (single bytes, control tokens). Keep {n_least:,} or more (--vocab)"
             )
         if isinstance(wanted.n_tokens, int) and wanted.n_tokens > source.n_vocab:
             raise OptionError(
@@ -155,10 +155,10 @@ def trim(
     force: bool = False,
     progress: NamedProgress | None = None,
 ) -> TrimResult:
-    """Measure cuts of a draft, choose one, and write it to `path` if there is one.
+    """Measure cuts of a draft, choose one, and write it to `path` if given.
 
-    engine: the draft, loaded alone; source: the header of its file. Nothing is written if no cut is
-    predicted to be faster. Temporary files are removed, however this ends.
+    `engine`: the draft, loaded without a target; `source`: the header of its file. Nothing is
+    written if no cut is predicted to be faster. Temporary files are always removed.
     Raises OptionError for cuts that the draft does not allow, ModelError, CacheError, DecodeError.
     """
     tell: NamedProgress = progress or (lambda what, done, of: None)
@@ -179,7 +179,7 @@ def trim(
 
 
 class _Trimmer:
-    """A loaded draft, the cuts of it that were measured, and a folder for their files."""
+    """A loaded draft, its measured cuts, and a folder for their files."""
 
     def __init__(
         self,
@@ -195,10 +195,10 @@ class _Trimmer:
         self._n_vocab = engine.pair.target.n_vocab
         self._required = required_tokens(source) if wanted.n_tokens is not None else []
         self._sizes = [self._n_vocab, *self._vocabularies(wanted.n_tokens)]
-        # By half of a text: what to keep according to the other half. The last: according to both.
+        # Orders of tokens to keep: for texts of half 0, of half 1 (by the other half), and by both.
         self._orders = [self._ranked(halves) for halves in ((1,), (0,), (0, 1))]
         chooses_layers = isinstance(wanted.layers, (int, str))
-        halves = (1,) if chooses_layers else (0, 1)  # layers are chosen on the first half
+        halves = (1,) if chooses_layers else (0, 1)  # half 0 is used to choose layers
         self.texts = [text for text in reference.texts if text.excerpt.half in halves]
         self._chances: dict[tuple[tuple[int, ...], str | None], list[list[Chances]]] = {}
         self._filled = FilledContext(engine.pair.target, depth=_DEPTH, n_most=1)
@@ -211,7 +211,7 @@ class _Trimmer:
     # What to try.
 
     def _vocabularies(self, wanted: int | str | None) -> list[int]:
-        """The numbers of tokens to try."""
+        """The vocabulary sizes to try."""
         if wanted is None or isinstance(wanted, int):
             return [wanted] if wanted and wanted < self._n_vocab else []
         least, most = len(self._required), _LARGEST_SHARE * self._n_vocab
@@ -219,7 +219,7 @@ class _Trimmer:
         return [n for n in powers if least < n <= most][:_N_SIZES]
 
     def _ranked(self, halves: Sequence[int]) -> NDArray[np.int64]:
-        """All tokens, the first to keep first: by use in these halves, then by general use."""
+        """All tokens: first required ones, then by count in these halves, then by frequency."""
         ids = np.arange(self._n_vocab)
         if len(self._sizes) == 1:
             return ids
@@ -229,12 +229,12 @@ class _Trimmer:
             for token, count in self._reference.counts[half].items():
                 if token < self._n_vocab:  # not a padding token that only the target has
                     counts[token] += count
-        # Tokens of byte pairs are numbered by frequency; others have a score for it.
+        # Byte-pair tokens are numbered by frequency; other vocabularies have scores.
         scores = np.array(self._like.model.vocab.scores)
         return np.lexsort((ids, -scores, -counts, ~is_required))
 
     def layer_cuts(self, wanted: tuple[int, ...] | int | str | None) -> list[DraftCut]:
-        """Cuts of layers, besides the best cut so far."""
+        """Cuts to try: the best cut so far, but with fewer layers."""
         n_layers, cut = self._source.n_layers, self.best.cut
         if wanted is None or wanted == n_layers:
             return []
@@ -261,7 +261,7 @@ class _Trimmer:
             started = perf_counter()
             score(frozenset())
             seconds = (perf_counter() - started) * len(n_bytes)
-            # The kinds of text alternate.
+            # The kinds of text alternate, so the first `n_kinds` texts have all of them.
             n_kinds = len({text.excerpt.kind for text in texts})
             texts = texts[: max(int(len(texts) * SEARCH_SECONDS / 2 / seconds), n_kinds)]
             return search_layers(
@@ -275,7 +275,7 @@ class _Trimmer:
     # Measuring.
 
     def measure(self, cuts: Sequence[DraftCut], *, is_asked: bool) -> None:
-        """Measure cuts; keep the best of them, if it is better than before or `is_asked`."""
+        """Measure cuts; the best becomes `self.best` if it is clearly faster or `is_asked`."""
         found = []
         for i, cut in enumerate(cuts):
             found.append(self._measured(cut))
@@ -309,12 +309,12 @@ class _Trimmer:
         )
 
     def _seconds(self, *contexts: FilledContext) -> dict[int, list[float]]:
-        """Seconds of steps in each context, in alternation."""
+        """Seconds of repeated steps in each context, measured in alternation."""
         steps = {i: partial(each.score, 1) for i, each in enumerate(contexts, 1)}
         return time_interleaved(steps, _N_REPEATS, at_least=MIN_SECONDS)
 
     def _chances_by_text(self, cut: DraftCut) -> list[list[Chances]]:
-        """For each text, for each of the sizes: of a file with all tokens, so without spelling."""
+        """The Chances of each text for each vocabulary size, computed with an uncut vocabulary."""
         key = cut.layers, cut.type
         if key not in self._chances:
             with (
@@ -342,7 +342,7 @@ class _Trimmer:
 
     @contextmanager
     def _model(self, cut: DraftCut) -> Iterator[Model]:
-        """The model of a cut, from a temporary file."""
+        """The model of a cut, loaded from a temporary file."""
         if cut == self._as_it_is:
             yield self._like.model
             return
@@ -354,7 +354,7 @@ class _Trimmer:
         path.unlink()
 
     def write(self, cut: DraftCut, path: Path, *, force: bool = False) -> None:
-        """Write the file of a cut: whole, or not at all."""
+        """Write the file of a cut; on failure no file is left."""
         tokens = self._orders[2][: cut.n_tokens].tolist() if cut.n_tokens else None
         layers = cut.layers if len(cut.layers) < self._source.n_layers else None
         plain = path if cut.type is None else self._folder / "plain.gguf"

@@ -1,4 +1,4 @@
-"""Measures which settings are fastest for a pair on this machine, and what its passes then cost."""
+"""Finds the fastest settings for a pair on this machine, and measures the cost of its passes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from ggufspec.llama.profile_key import profile_key
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.heads import DraftFile
 
-CLEARLY_FASTER = 0.96  # of the default's seconds: a setting that is slower than this is not chosen
-PROMPT_TOKENS = (512, 2048)  # of the prompt for trials of n_batch, on slow and fast machines
-MIN_SECONDS = 1.5  # of each measurement, so that short passes are repeated more often
+CLEARLY_FASTER = 0.96  # a setting is chosen only below this share of the default's seconds
+PROMPT_TOKENS = (512, 2048)  # prompt length in trials of n_batch, on slow and fast machines
+MIN_SECONDS = 1.5  # minimum of each measurement, so that short passes are repeated more often
 _N_PROMPTS = 2  # repetitions of a prompt
 _BATCHES = (32, 2048)  # the smallest and largest n_batch to try
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting that was tried. Seconds are medians by pass size, and of a draft step."""
+    """One setting that was tried; `what`: its name in TunedSettings."""
 
-    what: str  # "n_threads", "n_threads_draft", "n_batch", "n_batch_draft"
+    what: str
     value: int
-    target_seconds: dict[int, float]
-    draft_seconds: float | None
+    target_seconds: dict[int, float]  # medians, by number of tokens in the pass
+    draft_seconds: float | None  # median of a draft step
     is_chosen: bool
     reading_seconds: float | None = None  # per token of a prompt, in trials of n_batch
 
@@ -58,10 +58,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result. `facts`: its conditions. `chosen`: all settings; `settings`: without given ones.
+    """The result of `tune`. `facts`: its conditions.
 
-    `step`: of the draft, for one token or, with a head that drafts blocks, for as many as it has;
-    `reading`: over one batch; None without a draft.
+    `chosen`: all settings; `settings`: only those that were not given. `step`: a draft step, of one
+    token or of a block; `reading`: the draft's pass over one batch; None without a draft.
     """
 
     chosen: TunedSettings
@@ -77,7 +77,7 @@ class Tuned:
 
     @property
     def costs(self) -> CostModel:
-        """The measured costs as a cost model."""
+        """A cost model with the measured costs."""
         n_per_step = self.step.n_tokens if self.step else 1
         costs = CostModel(len(self.passes), n_per_step=n_per_step)
         for measured in self.passes:
@@ -100,9 +100,9 @@ def tune(
 ) -> Tuned:
     """Measure passes of a pair that was loaded for drafts of up to `n_most` tokens.
 
-    `given`: settings of the engine that stay as they are; those that are None are tried.
-    `depth`: tokens in the cache, fewer if the context is small. `n_runs`: measurements of each
-    kind, at least. Raises OptionError if the context is too small, DecodeError, ClosedError.
+    `given`: settings that are not changed; None: tried. `depth`: tokens in the cache, fewer if the
+    context is small. `n_runs`: least number of measurements of each kind. Raises OptionError if the
+    context is too small, DecodeError, ClosedError.
     """
     target, draft = engine.pair.target, engine.pair.draft
     depth = max(min(depth, target.n_ctx - n_most - 1), 0)
@@ -172,9 +172,9 @@ def tune(
 
 
 def keep(tuned: Tuned) -> bool:
-    """Store the result for this pair on this machine; False if it cannot be written.
+    """Store the result for this pair on this machine; returns False if it cannot be written.
 
-    A pair that is loaded without settings uses the stored ones and the stored costs.
+    A pair that is loaded without settings uses the stored settings and the stored costs.
     """
     known = StoredProfile(tuned.facts).recall(len(tuned.passes))
     document = {
@@ -191,7 +191,7 @@ def keep(tuned: Tuned) -> bool:
 
 
 def forget(target: Path | None = None, draft: DraftFile | None = None) -> int:
-    """Delete the stored records of a target, of a pair, or all; returns how many there were.
+    """Delete the stored records of a target, of a pair, or all; returns how many were deleted.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -214,7 +214,7 @@ def speedup(costs: CostModel, acceptance: float, n_draft: int) -> float:
 
     Each drafted token is accepted with the probability `acceptance`.
     """
-    n_expected = sum(acceptance**i for i in range(n_draft + 1))  # tokens of a round
+    n_expected = sum(acceptance**i for i in range(n_draft + 1))  # expected tokens per round
     return n_expected * costs.curve[0] / (costs.curve[n_draft] + costs.drafting(n_draft))
 
 
@@ -264,7 +264,7 @@ class _Trials:
         context.use_threads(chosen)
 
     def batches(self, whose: str, context: Context) -> int:
-        """The best n_batch that fits: from the default down, then up, while clearly faster."""
+        """The fastest n_batch that fits: tries smaller, then larger ones, while clearly faster."""
         usual = context.options.n_batch
         n_tokens, many = (min(n, context.model.n_ctx_max or n) for n in PROMPT_TOKENS)
         try:
@@ -291,7 +291,7 @@ class _Trials:
         return chosen
 
     def _reading(self, whose: str, like: Context, n_batch: int, n_tokens: int) -> float:
-        """The minimum seconds of a prompt of n_tokens, in a context of its own."""
+        """The minimum seconds to process a prompt of n_tokens, in a separate context."""
         sizes = {"n_ctx": n_tokens, "n_batch": n_batch, "n_rows": 1, "n_sequences": 1, "n_kept": 0}
         progress = partial(self.tell, f"Trying n_batch {n_batch} of the {whose}")
         with closing(_changed(like, {**sizes, "n_threads": like.n_threads})) as context:
@@ -299,7 +299,7 @@ class _Trials:
 
 
 def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
-    """Numbers of threads to try: from the default down by halves, then up to the maximum."""
+    """Numbers of threads to try: from the default down by halves, and up by doubles to `n_most`."""
     down = [usual >> i for i in range(usual.bit_length())]
     up = [usual << i for i in range(n_most.bit_length()) if usual << i < n_most]
     return [down, [*up, max(usual, n_most)]]
@@ -314,7 +314,7 @@ def batch_ladders(usual: int, n_tokens: int) -> list[list[int]]:
 
 
 def choose(seconds: Mapping[int, float], usual: int) -> int:
-    """The fastest setting, if it is clearly faster than the default."""
+    """The fastest setting if it is clearly faster than the default, else the default."""
     best = min(seconds, key=lambda setting: seconds[setting])
     return best if seconds[best] < CLEARLY_FASTER * seconds[usual] else usual
 
@@ -344,5 +344,5 @@ def _is_about(facts: Mapping[str, Any], wanted: Mapping[str, Mapping[str, str]])
             found[of].items() >= each.items() and found[of].get("head") == each.get("head")
             for of, each in wanted.items()
         )
-    except (KeyError, AttributeError):  # of another kind, or without a draft
+    except (KeyError, AttributeError):  # a record of another kind, or without a draft
         return False

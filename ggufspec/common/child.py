@@ -12,8 +12,7 @@ SECONDS = 60.0  # time limit of a child; it has to start an interpreter and load
 def call(module: str, function: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Call `module.function(*arguments)` in a child that has the import path of this process.
 
-    Returns the child's exit status and output. Raises OSError if no process can be started,
-    subprocess.TimeoutExpired after SECONDS.
+    Raises OSError if no process can be started, subprocess.TimeoutExpired after SECONDS.
     """
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; "

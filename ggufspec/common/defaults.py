@@ -34,8 +34,7 @@ ALL_LAYERS: Final = -1
 ACCEPTANCE: Final = 0.8  # acceptance rate of an unmeasured pair
 FLASH_ATTENTION: Final = "auto"
 KV_TYPE: Final = "f16"
-# Tokens of earlier texts that an engine keeps for n-gram drafting.
-# [judgement: takes 2 MB; holds what one user generates in days]
+# Tokens of earlier texts kept for n-gram drafting [judgement: 2 MB; some days' texts of one user].
 N_REMEMBERED: Final = 2**18
 CTX_CHECKPOINTS: Final = 8  # recurrent states kept per slot: 150 MB each for a 27 B model
 CACHE_RAM: Final = 8192  # maximum MiB for texts that have left their slots, as in llama-server

@@ -25,8 +25,7 @@ if sys.platform != "win32":
 
 CACHE_VARIABLE = "GGUFSPEC_CACHE"
 
-# (platform, purpose): the environment variable that names the folder, and the folder in the home
-# folder that is used without it.
+# (platform, purpose): (environment variable with the folder, else the folder below home).
 _FOLDERS = {
     ("win32", "cache"): ("LOCALAPPDATA", "AppData/Local"),
     ("win32", "config"): ("APPDATA", "AppData/Roaming"),
@@ -108,10 +107,9 @@ def write_whole(
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder, removed at the end of the block.
+    """A new folder, removed at the end of the block, even if a signal arrives while it is created.
 
-    It is removed even if a signal arrives while it is created, which
-    `tempfile.TemporaryDirectory` does not ensure.
+    `tempfile.TemporaryDirectory` would leave it then.
     """
     folder = Path(tempfile.gettempdir(), prefix + secrets.token_hex(8))
     try:

@@ -18,8 +18,7 @@ PIPE_SECONDS = 5.0  # time to wait for a program to write to a named pipe
 def read_file(path: Path, what: str, failure: type[GgufspecError]) -> bytes:
     """The bytes of a file or pipe, or of stdin for "-".
 
-    Raises `failure` with a message that begins with `what`, also for a named pipe that no program
-    writes to within PIPE_SECONDS.
+    Raises `failure`, also for a named pipe that nothing is written to within PIPE_SECONDS.
     """
     data = bytearray()
     try:

@@ -11,8 +11,7 @@ from time import perf_counter
 from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored, TargetSession, Uniforms, Verify
 
-# Yields an Ask, takes a Scored as its answer, then yields the Round.
-Steps = Generator[Ask | Round, Scored | None, None]
+Steps = Generator[Ask | Round, Scored | None, None]  # yields an Ask, takes a Scored, yields a Round
 
 
 def timed(session: TargetSession, ask: Ask) -> Scored:

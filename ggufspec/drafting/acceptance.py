@@ -15,10 +15,9 @@ Coefficients = tuple[float, float]  # intercept and slope of AcceptanceModel
 class Acceptance(NamedTuple):
     """Acceptance as a function of logit gaps; the next text starts with what one has learned.
 
-    Each field is (intercept, slope) of AcceptanceModel in native/draft_length.h. `by_draft`: by the
-    draft model's gap (its largest logit minus the second largest); `by_target`: by the target's gap
-    at the same position; `second`: for the draft model's second choice where its first choice was
-    rejected, by the gap of the remaining tokens.
+    (intercept, slope) of AcceptanceModel in native/draft_length.h: by the draft model's gap (its
+    largest logit minus the second largest), and by the target's gap at the same position; `second`:
+    of the draft model's second choice after a rejected first one, by the gap of remaining tokens.
     """
 
     by_draft: Coefficients
@@ -30,8 +29,7 @@ class RunningMean:
     """A mean that starts from a prior; each value fades after `memory` further values."""
 
     def __init__(self, prior: float, weight: float, memory: float = math.inf) -> None:
-        """`weight`: number of values that the prior counts as."""
-        self.value = prior
+        self.value = prior  # counts as `weight` values
         self._weight, self._memory = weight, memory
 
     def observe(self, value: float) -> None:
@@ -56,10 +54,7 @@ class SecondChoice:
         return self._by_gap.coefficients
 
     def of_model(self, gap: float, n_rejected: int = 1) -> float:
-        """Acceptance probability of the draft model's next choice.
-
-        `gap`: logit gap of the remaining tokens; `n_rejected`: number of choices before this one.
-        """
+        """Acceptance probability of choice `n_rejected` + 1; `gap`: of the remaining tokens."""
         return self._by_gap.probability(gap) * constants.FURTHER_CHOICE ** (n_rejected - 1)
 
     def of_ngrams(self, probability: float) -> float:

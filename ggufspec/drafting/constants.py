@@ -19,20 +19,17 @@ SAMPLED_INTERCEPT: Final = 0.2
 SAMPLED_SLOPE: Final = 0.7
 PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [insensitive]
 GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weight [insensitive]
-# Longer than GREEDY_MEMORY: acceptance of sampled drafts depends less on the text
-# [simulated: 1.02, 1.00].
+# Longer, since the acceptance of sampled drafts depends less on the text [simulated: 1.02, 1.00].
 SAMPLED_MEMORY: Final = 300.0
-# Acceptance of the draft model's second choice where its first was rejected, by the logit gap of
-# the remaining tokens [measured: Qwen2.5-Coder 1.5B and 0.5B, 165 rejections in 8 greedy texts:
-# 32 % accepted below a gap of 0.3, 94 % above 3; 197 rejections at temperature 0.8: 27 and 75 %;
-# embedded pair at 0.7 and 1: 33 and 66 to 80 %].
+# The draft model's second choice after a rejected first one, by the gap of remaining tokens
+# [measured: Qwen2.5-Coder 1.5B and 0.5B, 165 rejections in 8 greedy texts: 32 % accepted below a
+# gap of 0.3, 94 % above 3; at 0.8, 197: 27 and 75 %; embedded pair, 0.7 and 1: 33 and 66 to 80 %].
 SECOND_GREEDY_INTERCEPT: Final = -0.6
 SECOND_GREEDY_SLOPE: Final = 0.7
 SECOND_SAMPLED_INTERCEPT: Final = -0.8
 SECOND_SAMPLED_SLOPE: Final = 0.25
-# Acceptance probability of each further choice, relative to the choice before it, if that one was
-# rejected [measured: third choices, greedy, 0.27 after 0.46 (Qwen pair), 0.35 after 0.53 (embedded
-# pair)].
+# Acceptance of each further choice, relative to the rejected choice before it
+# [measured: third choices, greedy, 0.27 after 0.46 (Qwen pair), 0.35 after 0.53 (embedded pair)].
 FURTHER_CHOICE: Final = 0.6
 # Acceptance of a token that n-grams predict where the draft model's token was rejected: intercept
 # and slope by the log-odds of the n-grams' own probability [judgement].
@@ -42,15 +39,13 @@ MIN_PROBABILITY: Final = 1e-3  # least n-gram probability whose log-odds are use
 FIXED_ACCEPTANCE: Final = 0.7
 FIXED_ACCEPTANCE_WEIGHT: Final = 8.0  # observations that this counts as [judgement]
 MAX_COEFFICIENT: Final = 100  # of a stored model; a larger one means a damaged file [limit]
-# Each new text moves a pair's learned coefficients by this share back to those of a new pair
-# [judgement].
+# Each new text moves learned coefficients by this share back to those of a new pair [judgement].
 FORGOTTEN_SHARE: Final = 0.2
 
 # Block verification accepts more tokens than their single probabilities predict. [measured:
 # embedded pair, 0.12, 0.20, 0.32 and 0.41 more tokens in rounds of 3, 4, 5 and 6 at temperature 1;
 # 0.15 and 0.27 in rounds of 3 and 5 at 0.7]
-# Initial share of a token's probability that is added per token before it; learned further.
-BLOCK_BONUS: Final = 0.07
+BLOCK_BONUS: Final = 0.07  # prior: added share of a token's probability, per token before it
 # The weight of BLOCK_BONUS; a round of three tokens has a weight of 2 or 3 [insensitive].
 BLOCK_BONUS_WEIGHT: Final = 400.0
 MAX_BLOCK_BONUS: Final = 0.5  # [limit]
@@ -59,9 +54,8 @@ MAX_BLOCK_BONUS: Final = 0.5  # [limit]
 N_GAPS: Final = 16  # number of gaps that are kept [insensitive: 12 to 32]
 N_GAP_LEVELS: Final = 8  # number of their quantiles that the rule computes with [insensitive]
 PRIOR_GAPS: Final = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)  # logits, of a new text [judgement]
-# Drafting starts again if its expected saving pays for reading the tokens that the draft model has
-# not read. The saving is counted over this number of tokens, or over the tokens since n-grams were
-# last drafted if these are more [insensitive].
+# Drafting starts again if its saving, over at least this number of tokens, pays for reading the
+# tokens that the draft model has not read [insensitive].
 READING_HORIZON: Final = 5
 # The account of a pair (account.py), in plain passes. A new pair, and each text with a seed, starts
 # with START_BALANCE for n-grams and the same for the draft model [recorded texts with seeds: 0.64
@@ -73,9 +67,8 @@ MAX_BALANCE: Final = 8.0
 # Share of the generated tokens that a losing pair may spend on drafts [limit: below the promised
 # 0.03, since the last draft can exceed it].
 INVESTED_SHARE: Final = 0.02
-# With no balance left, a draft is verified only if its expected loss is at most this share of its
-# expected gain [recorded texts: 0.3 and 1 equal; embedded pair at 0.8: a lower share skips good
-# drafts].
+# Largest expected loss of drafts without a balance, as a share of their expected gain [recorded
+# texts: 0.3 and 1 equal; embedded pair at 0.8: a lower share skips good drafts].
 SMALL_RISK: Final = 0.6
 
 # When plain decoding is measured.
@@ -90,10 +83,9 @@ FORCED_ACCEPTANCE_AFTER_REJECTION: Final = 0.5  # prior for the next token after
 FORCED_PRIOR_WEIGHT: Final = 4.0  # observations that these priors count as [judgement]
 FORCED_MEMORY: Final = 16.0  # observations until one has lost most of its weight [judgement]
 
-# Advice to the user that drafting does not help is given after N_ADVICE rounds that skipped
-# drafting, if these are at least ADVICE_SHARE of all rounds [judgement].
+# Advice that drafting does not help needs this many rounds that skip drafting [judgement].
 N_ADVICE: Final = 32
-ADVICE_SHARE: Final = 0.8
+ADVICE_SHARE: Final = 0.8  # and at least this share of all rounds [judgement]
 
 # Costs of passes (cost_model.py).
 N_FIRST_MEASUREMENTS: Final = 3  # per size; the fastest of them counts, as first passes are slow
@@ -151,7 +143,6 @@ N_TEMPERATURE_VALUES: Final = 2**18  # probabilities read in a round, approximat
 N_TEMPERATURE_FIRST: Final = 8  # rounds learned from before the first choice [judgement]
 N_TEMPERATURE_EARLY: Final = 16  # first rounds, each of which is learned from [judgement]
 TEMPERATURE_EVERY: Final = 4  # afterwards, one round in this many is learned from [judgement]
-# While drafts are greedy, one round in this many draws at the first choice, to compare [judgement].
-TEMPERATURE_EVERY_GREEDY: Final = 8
+TEMPERATURE_EVERY_GREEDY: Final = 8  # rounds per round at the first choice, to compare [judgement]
 TEMPERATURE_MEMORY: Final = 64  # rounds until one has lost most of its weight [judgement]
 TEMPERATURE_CERTAINTY: Final = 2.0  # standard errors by which a choice must be better [judgement]

@@ -16,10 +16,9 @@ class Start(NamedTuple):
     each further token that the draft model reads in a batch. `is_measured`: True if measured with
     these models on this machine, False if predicted; `guesses_step`: `step` is a guess even so.
 
-    If measured, the first pass of a size changes them no more than later passes, since it may be
-    disturbed. If predicted, they are limited to usual CPU costs, since drafts predicted to be too
-    slow would never be tried; and the first pass of each size is not measured, since a device may
-    compile its program then.
+    If measured, a size's first pass, which may be disturbed, changes them no more than later ones.
+    If predicted, they are limited to usual CPU costs, since drafts that seem too slow would never
+    be tried, and a size's first pass, in which a device may compile its program, is not measured.
     """
 
     target: Sequence[float]

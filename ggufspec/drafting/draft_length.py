@@ -39,8 +39,6 @@ class AutoLength:
     logit gap, `rule.should_draw` (draw from its distribution?).
     """
 
-    # False: further draft steps for branches are weighed against their gain.
-
     steps_are_free = False
 
     def __init__(
@@ -139,8 +137,7 @@ class AutoLength:
     def _pays_for_reading(self) -> bool:
         """Whether drafting is expected to save more than reading the unread tokens costs."""
         saved = self._plain - 1 / self.rule.rate  # per token
-        # After an accepted draft two tokens are unread: only further ones are an extra cost.
-        extra = (self._n_unread - 2) * self.costs.read
+        extra = (self._n_unread - 2) * self.costs.read  # two are unread after an accepted draft
         horizon = max(self._n_since_free, constants.READING_HORIZON)
         return extra <= horizon * saved
 
@@ -158,9 +155,8 @@ class AutoLength:
     ) -> PrefixLength:
         """How many tokens to use of a draft that already exists, such as an n-gram match.
 
-        `probs`: for each token, its acceptance probability if the tokens before it are accepted;
-        `forced`: the same for the forced tokens before the draft. `is_own`: False for drafts from
-        other texts.
+        `probs`: of each token, its acceptance probability if the tokens before it are accepted;
+        `forced`: of the forced tokens before it. `is_own`: False for drafts from other texts.
         """
         self.rule.start(0)
         self._grown = (0.0, 0, 0)
@@ -176,10 +172,9 @@ class AutoLength:
         return prefix_length(self.rule, probs, forced, model_gain)
 
     def n_worth(self, values: Sequence[float], n_drafted: int) -> int:
-        """How many further nodes of a tree gain more than their share of the target pass costs.
+        """How many nodes, of acceptance probabilities `values` (falling), pay for their passes.
 
-        `values`: their acceptance probabilities, in falling order. It can skip past an expensive
-        batch size to a larger, cheaper one.
+        It can skip past an expensive batch size to a larger, cheaper one.
         """
         n_best, best, value = 0, 0.0, 0.0
         for n, each in enumerate(values[: max(self.rule.n_max - n_drafted, 0)], 1):
@@ -272,10 +267,9 @@ class AutoLength:
             self._is_current = False
 
     def reads_ahead(self, n_prompt: int) -> bool:
-        """Whether the draft model should read a prompt before the first round.
+        """Whether the draft model should read a prompt before the first round, not when it drafts.
 
-        Otherwise it reads the prompt when it first drafts. If texts share passes, it may never
-        draft, and reading delays all of them.
+        If texts share passes, it may never draft, and reading delays all of them.
         """
         if self._n_sharers == 1:
             return True

@@ -34,12 +34,12 @@ class PrefixLength(NamedTuple):
 
 
 class FixedLength:
-    """Drafts as many tokens as each round allows, whatever they cost; in a tree, the likeliest.
+    """Drafts as many tokens as each round allows; in a tree, the likeliest ones.
 
-    Its methods are those of AutoLength, which documents them.
+    AutoLength documents the methods, which are the same.
     """
 
-    steps_are_free = True
+    steps_are_free = True  # costs are not weighed against gains
     why = ""
     expected = None
 
@@ -49,10 +49,7 @@ class FixedLength:
         memory: float = constants.SAMPLED_MEMORY,
         block_bonus: float = 0.0,
     ) -> None:
-        """`prior`: acceptance to start from, needed for trees; None: drafts only chains.
-
-        The other arguments: see AutoLength.
-        """
+        """See AutoLength; `prior` None: drafts only chains."""
         self.second: SecondChoice | None = None
         self.rule = _native.LengthRule()
         if prior is not None:
@@ -60,9 +57,8 @@ class FixedLength:
             self.rule = _native.LengthRule(by_draft, block_bonus)
             self.second = SecondChoice(prior.second, memory)
         self._block_bonus = BlockBonus(self.rule)
-        self._acceptance = RunningMean(
-            constants.FIXED_ACCEPTANCE, constants.FIXED_ACCEPTANCE_WEIGHT
-        )
+        guess, weight = constants.FIXED_ACCEPTANCE, constants.FIXED_ACCEPTANCE_WEIGHT
+        self._acceptance = RunningMean(guess, weight)
         self._n_accepted = RunningMean(1, weight=1)  # per round that used the draft model
 
     @property
@@ -114,10 +110,7 @@ class FixedLength:
 def prefix_length(
     rule: _native.LengthRule, probs: Sequence[float], forced: Sequence[float], model_gain: float
 ) -> PrefixLength:
-    """How many tokens to use of a draft with acceptance probabilities [*forced, *probs].
-
-    `model_gain`: expected gain of using the draft model instead, over drafting nothing.
-    """
+    """See AutoLength.prefix_length; `model_gain`: expected gain of the draft model instead."""
     n_draft, gain, expected = rule.prefix_length([*forced, *probs])
     further_gain = gain - rule.prefix_length(forced)[1]
     beats_model = n_draft > len(forced) and further_gain > math.prod(forced) * model_gain

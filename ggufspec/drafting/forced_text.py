@@ -22,11 +22,9 @@ class ForcedText:
         self.positions: list[int] = []  # of the forced tokens in the draft of this round
         self._constraint = constraint
         self._is_learned = True  # whether this round's verdict was learned from
+        priors = constants.FORCED_ACCEPTANCE, constants.FORCED_ACCEPTANCE_AFTER_REJECTION
         weight, memory = constants.FORCED_PRIOR_WEIGHT, constants.FORCED_MEMORY
-        self._acceptance = RunningMean(constants.FORCED_ACCEPTANCE, weight, memory)
-        self._after_rejection = RunningMean(
-            constants.FORCED_ACCEPTANCE_AFTER_REJECTION, weight, memory
-        )
+        self._acceptance, self._after_rejection = (RunningMean(p, weight, memory) for p in priors)
         self._was_rejected = False  # whether a forced token was rejected in the last round
         self._first: int | None = None  # forced token right after the text in this round
         self._knows_first = False
@@ -38,10 +36,7 @@ class ForcedText:
         self._first = None
 
     def after(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens that must follow `tokens`; empty if the constraint allows a choice.
-
-        The first call of a round must be for the text without drafted tokens.
-        """
+        """The tokens that must follow `tokens`; a round's first call is for the text alone."""
         forced = () if self._constraint is None else self._constraint.forced(tokens)
         if not self._knows_first:
             self._knows_first = True

@@ -19,10 +19,7 @@ class DraftTemperature:
     """
 
     def __init__(self, target: float, wanted: float | str = defaults.DRAFT_TEMPERATURE) -> None:
-        """`target`: the target's temperature. `wanted`: the draft's, or "auto" to learn it.
-
-        Raises OptionError.
-        """
+        """`target`: the target's temperature; `wanted`: the draft's, or "auto" to learn it."""
         if isinstance(wanted, str) and wanted != "auto":
             raise OptionError(f"draft_temperature is {wanted!r}; it must be a number, or 'auto'")
         fixed = 0.0 if isinstance(wanted, str) else validate.number("draft_temperature", wanted)

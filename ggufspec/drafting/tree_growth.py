@@ -80,8 +80,7 @@ class Growth:
         self._n_opened = 0  # number of chain nodes whose siblings are candidates
         self._candidates: list[_Candidate] = []
         self._certain = _Certain()
-        # (node, token, probability): where n-grams predict another token than the chain has.
-        self._beside: tuple[int, int, float] | None = None
+        self._beside: tuple[int, int, float] | None = None  # (node, n-grams' token there, its prob)
 
     @property
     def result(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
@@ -172,10 +171,7 @@ class Growth:
         return rows
 
     def observe(self, target: Rows, n_accepted: int) -> None:
-        """Learn about second choices at the first rejected token of the chain.
-
-        `n_accepted`: accepted tokens of the chain.
-        """
+        """Learn about second choices after the chain's first `n_accepted` tokens were accepted."""
         rows, i = self._rows, n_accepted
         if i >= self._policy.rule.n_evaluated or i >= len(rows) or self._parents[i] != i - 1:
             return

@@ -28,18 +28,15 @@ _N_FF, _N_EMBD, _N_EMBD_INPUT = 3, 2, 2
 # In a mixture of experts, vectors of n_embd numbers for each expert that a token uses, in addition
 # to _N_EMBD: fitted to gpt-oss-20b, Qwen3-30B-A3B and GLM-4.5-Air, within 5 %.
 _N_EMBD_EXPERT = 2
-# In a recurrent layer, vectors of n_recurrent numbers: fitted to Qwen 3.5 of 0.8, 4 and 27 B,
-# within 2 %.
+# In a recurrent layer, vectors of n_recurrent numbers: fitted to Qwen 3.5, 0.8 to 27 B, within 2 %.
 _N_RECURRENT = 3
-# In an EAGLE-3 head, vectors of n_embd numbers for each token, besides logits: fitted within 5 %.
-_N_EMBD_EAGLE3 = 6
+_N_EMBD_EAGLE3 = 6  # in an EAGLE-3 head, besides the logits of each token: fitted within 5 %
 _N_EMBD_UNFUSED = 1  # further vectors on the host without flash attention
 # From this number of tokens on, a GPU also computes the layers of the host. It gets a copy of their
 # weights and of their KV cache, one layer after the other (offload_op in ggml-backend.cpp).
 _OFFLOADED = 32
-# Size of the copies of KV caches on the GPU, in caches of one layer: the copies of two layers exist
-# together, and take 1 to 1.5 depending on gaps in ggml's allocator. Vectors of n_embd numbers are
-# beside them.
+# Copies of KV caches on the GPU take 1 to 1.5 layers' caches, since ggml's allocator may fit those
+# of two layers into gaps; further vectors of n_embd numbers.
 _CACHE_COPIES, _N_EMBD_COPIES = 1.25, 4
 # Several GPUs that hold all layers compute batches at the same time, each with its own inputs.
 _COPIES = 3  # GGML_SCHED_MAX_COPIES - 1
@@ -52,8 +49,7 @@ _ROLLBACK_MOST = 8
 _ROLLBACK_SHARE = 1 / 8
 _ROLLBACK_BYTES = 512 * 2**20
 _LEAVES = 16  # most leaves of a tree
-# Most leaves of all slots: llama.cpp compares every pair of sequences in each pass. 64 sequences
-# took 4 us longer than 16, 256 took 50 us longer.
+# Of all slots: llama.cpp compares all pairs of sequences; 64 took 4 us longer than 16, 256 50 us.
 _LEAVES_OF_ALL = 64
 
 
@@ -160,10 +156,9 @@ class ModelMemory:
     def split(self, n_gpu_layers: int, rooms: Sequence[int], n_remote: int = 0) -> list[int] | None:
         """The number of layers on each GPU, `n_gpu_layers` in total; None: they do not fit.
 
-        `rooms`: free bytes of each GPU. GPUs are filled in order; the last GPU takes the output,
-        and each GPU that is used needs room for buffers. `n_remote`: number of first GPUs that
-        belong to RPC servers. These take the layers that do not fit on local GPUs, in proportion to
-        their room.
+        `rooms`: free bytes of each GPU. GPUs are filled in order; the last takes the output, and
+        each GPU that is used needs room for buffers. `n_remote`: number of first GPUs that belong
+        to RPC servers; these share layers that do not fit on local GPUs, in proportion to room.
         """
         if n_remote:
             return self._split_with_remote(n_gpu_layers, rooms, n_remote)

@@ -16,9 +16,8 @@ _MOST_SERVERS = 16  # GGML_RPC_MAX_SERVERS
 _SECONDS = 5.0  # timeout to connect, and again to get an answer
 _HOST = re.compile(r"[^\s/\\@\[\]:,;?#%]+")
 
-# RPC_CMD_HELLO and rpc_msg_hello_rsp of ggml-rpc.cpp. Request: a command, the size of the
-# remaining bytes, the client's network features (0: TCP only). Answer: its size, three numbers of
-# the version, and further bytes.
+# RPC_CMD_HELLO and rpc_msg_hello_rsp of ggml-rpc.cpp. Request: a command, the size of the rest,
+# the client's network features (0: TCP only). Answer: its size, the version in three bytes, more.
 _HELLO = struct.pack("<BQ24x", 14, 24)
 _SIZE = struct.Struct("<Q")
 _VERSION = struct.Struct("BBB")

@@ -64,8 +64,7 @@ def floats(kind: str, values: NDArray[np.float32]) -> Bytes:
 def random_pool(kind: str, n_bytes: int, seed: int, *, is_zero: bool) -> Bytes:
     """About `n_bytes` of random weights, in whole blocks with finite scales.
 
-    `is_zero`: scales are zero, so all weights are zero although their bits are random (MXFP4: below
-    1e-28).
+    `is_zero`: scales are zero, so all weights are zero, whatever their bits (MXFP4: below 1e-28).
     """
     random = np.random.default_rng(seed)
     if kind in FLOATS:

@@ -71,8 +71,7 @@ def padded_file(n_params: int) -> GgufFile:
     tensors = tensors_of(dimensions, "F16")
     n_doublings = (dimensions.n_embd // source.n_embd).bit_length() - 1
     n_copies = 1 + n_doublings % 2
-    # Share of the residual stream's columns that are not 0: a power of 4.
-    filled = n_copies * source.n_embd / dimensions.n_embd
+    filled = n_copies * source.n_embd / dimensions.n_embd  # share of columns not 0; a power of 4
     return GgufFile(
         source.values | _values(dimensions, source, filled),
         tensors,
@@ -230,10 +229,7 @@ def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -
 
 
 def _repeated(name: str, data: NDArray[np.uint8], n_copies: int) -> NDArray[np.uint8]:
-    """The data; repeated `n_copies` times if the tensor writes to the residual stream.
-
-    Embeddings are repeated along their columns, other tensors along their rows.
-    """
+    """The data, repeated (embeddings by column, others by row) if it writes the residual stream."""
     if name.startswith("token_embd"):
         return np.tile(data, (1, n_copies))
     if name.endswith(("attn_output.weight", "ffn_down.weight")):

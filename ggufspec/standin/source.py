@@ -21,9 +21,8 @@ _KNOWN_QUANTIZATIONS = f"; supported are {', '.join(FILE_TYPES)}"
 def source_of(name: str, registry: Registry | None = None) -> Header:
     """The header of a named model: a file, a registered model, or dimensions with a quantization.
 
-    Examples: `model.gguf`, `70B-Q3_K_S`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. If the model's
-    file is on this machine, its header is read. `registry`: None: the shipped registry with the
-    user's. Raises ModelError.
+    Examples: `model.gguf`, `70B-Q3_K_S`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. A file on this
+    machine is read. `registry`: None: the shipped one with the user's. Raises ModelError.
     """
     registry = registry or load_registry()
     known = {entry.shape.name: entry.shape for entry in registry.models.values() if entry.shape}

@@ -94,9 +94,8 @@ class Weights:
     def _carried(self, tensor: Tensor) -> Iterable[Chunk]:
         """A tensor of the last feed-forward network of a tied model, which moves columns by `half`.
 
-        With a gate: `up` gives x, the gate gives 8 for every token, and `down` scales 8 * x by 2.
-        Without: `up` gives 8 * x, which the activation turns into 8 or 0; `down` scales it by 4,
-        and its bias subtracts 16. Both give 16 * x.
+        With a gate, `up` gives x, the gate 8, and `down` scales 8 * x by 2. Without a gate, the
+        activation turns `up`'s 8 * x into 8 or 0, `down` scales it by 4, and its bias subtracts 16.
         """
         half = self._half
         if tensor.name.endswith(".bias"):

@@ -29,8 +29,7 @@ _ESCAPES = 'nrbtf\\"'
 # Characters that need \\u: without it, llguidance drops them from a schema.
 _NEEDS_U = re.compile(r"\\u00[01]|\\u007f|\\x|\\c|\x7f")
 _DRAFTS = re.compile(r"http://json-schema\.org/draft-0[467]/.*|https://json-schema\.org/draft/20.*")
-# Patterns added to llguidance's formats, which allow 29 February in every year, the year 0, and
-# leap seconds at any time.
+# Added to llguidance's formats, which allow 29 February in every year, year 0, and any leap second.
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 _DATE = f"^(?:[0-9]{{4}}-(?:0[13-9]|1|02-(?:[01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 _EXACT_FORMATS = {

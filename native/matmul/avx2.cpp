@@ -1,4 +1,4 @@
-// AVX2: products of unsigned codes with signed values in 16 bits, as many sums of them as fit.
+// AVX2: products of unsigned codes with signed values, summed in 16 bits as long as these cannot overflow.
 #include "avx2.h"
 
 namespace ggufspec::matmul {
@@ -6,7 +6,7 @@ namespace {
 
 struct Avx2 : Avx2Base {
     static constexpr const char * kName = "avx2";
-    static constexpr int kMost = 6;  // more do not fit into 16 registers
+    static constexpr int kMost = 6;  // more rows do not fit into 16 registers
     static constexpr bool kSigned = true;
 
     static bool supported() {
@@ -17,7 +17,7 @@ struct Avx2 : Avx2Base {
     static Ints dot(const Ints * codes, const int8_t * values, int32_t start) {
         const Ints ones = _mm256_set1_epi16(1);
         Ints total = _mm256_set1_epi32(start);
-        if constexpr (Largest == 255) {  // signed, and at least -128: the sign goes to the values
+        if constexpr (Largest == 255) {  // signed codes from -128 on: move their signs to the values
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++) {
                 const Ints products =

@@ -1,4 +1,4 @@
-// What AVX2 and AVX-VNNI have in common: 8 rows of weights in a register of 8 int32.
+// Operations shared by AVX2 and AVX-VNNI: 8 rows of weights in a register of 8 int32.
 #pragma once
 
 #include <immintrin.h>
@@ -42,13 +42,13 @@ struct Avx2Base {
         const Ints x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
         return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
     }
-    // 2^(x - 128), and 0 instead of the two smallest.
+    // 2^(x - 128); 0 for the two smallest x.
     static Floats powers(const uint8_t * from) {
         const Ints x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
         const Ints exponent = _mm256_max_epi32(_mm256_sub_epi32(x, _mm256_set1_epi32(1)), _mm256_setzero_si256());
         return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
     }
-    // Signed bytes; with a mask, its bits of them.
+    // Signed bytes; with a mask, only the bits in it.
     template <int Mask>
     static Floats bytes(const uint8_t * from) {
         const Ints x = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));

@@ -47,13 +47,13 @@ struct Avx512Vnni {
         const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
-    // 2^(x - 128), and 0 instead of the two smallest.
+    // 2^(x - 128); 0 for the two smallest x.
     static Floats powers(const uint8_t * from) {
         const Ints x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
         return _mm512_castsi512_ps(
             _mm512_slli_epi32(_mm512_max_epi32(_mm512_sub_epi32(x, _mm512_set1_epi32(1)), _mm512_setzero_si512()), 23));
     }
-    // Signed bytes; with a mask, its bits of them.
+    // Signed bytes; with a mask, only the bits in it.
     template <int Mask>
     static Floats bytes(const uint8_t * from) {
         const Ints x = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));

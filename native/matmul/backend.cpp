@@ -23,14 +23,14 @@ thread_local bool offers_both = false;
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kChunk = size_t{256} << 10;  // bytes of weights that stay in a core's cache while many rows are multiplied
-constexpr int64_t kChunksPerThread = 4;       // so that a core that is slowed down keeps the others waiting for less
-constexpr size_t kPackPerThread = 1 << 20;  // bytes that are worth starting a thread for
+constexpr int64_t kChunksPerThread = 4;       // several, so that the other threads wait less for a slow core
+constexpr size_t kPackPerThread = 1 << 20;  // least bytes to pack for which a thread is started
 
 size_t aligned(size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
 
 int64_t n_groups(const ggml::Tensor * weights) { return (weights->ne[1] + instructions->width - 1) / instructions->width; }
 
-// Bytes of one matrix, of which a tensor of experts has several.
+// Packed bytes of one matrix; a tensor of experts has several matrices.
 size_t packed_bytes(const Kernel & kernel, const ggml::Tensor * weights) {
     return n_groups(weights) * (weights->ne[0] / kernel.n_values) * kernel.packed_bytes;
 }
@@ -40,7 +40,7 @@ ggml::BufferType * both_type();
 
 size_t file_bytes(const ggml::Tensor * weights) { return weights->nb[2] * weights->ne[2]; }
 
-// Behind the weights of the file, where they are kept.
+// The packed weights; they come after the file's weights if these are kept.
 uint8_t * packed_of(const ggml::Tensor * weights) {
     return static_cast<uint8_t *>(weights->data) + (weights->buffer->type == both_type() ? aligned(file_bytes(weights)) : 0);
 }
@@ -84,7 +84,7 @@ private:
         return static_cast<char *>(params->wdata) + row * row_bytes(op);
     }
 
-    // All threads together; parts of rows, since a single row is the usual case.
+    // All threads share the work by parts of rows, since there is usually a single row.
     void convert_rows(ggml::ComputeParams * params, const ggml::Tensor * op) const {
         const ggml::Tensor * rows = op->src[1];
         const int64_t n_blocks = rows->ne[0] / kBlock, n = n_blocks * n_rows(rows);
@@ -98,7 +98,7 @@ private:
     }
 
     struct Chunks {
-        int64_t n, n_groups;  // of each, but the last may have fewer
+        int64_t n, n_groups;  // number of chunks, and groups per chunk; the last chunk may have fewer
     };
 
     Chunks chunks(const ggml::ComputeParams * params, const ggml::Tensor * op) const {
@@ -108,7 +108,7 @@ private:
         return {(groups + size - 1) / size, size};
     }
 
-    // `at` gives the row of activations and the result of each of n.
+    // at(i), for i < n: the row of activations and where its result goes.
     template <class At>
     void multiply_chunk(const ggml::Tensor * op, const uint8_t * weights, int64_t n, int64_t begin, int64_t end, At at) const {
         const ggml::Tensor * of = op->src[0];
@@ -135,8 +135,8 @@ private:
         }
     }
 
-    // op->src[2] has the experts of each token: (n_used, n_tokens). Behind the activations: where the rows of each expert begin,
-    // and the rows by expert, a row being a place of src[2].
+    // op->src[2] has the experts of each token: (n_used, n_tokens). Working memory after the activations: for each expert, the
+    // start of its rows, then all rows sorted by expert; a row is an index into src[2].
     int32_t * places(const ggml::ComputeParams * params, const ggml::Tensor * op) const {
         return reinterpret_cast<int32_t *>(static_cast<char *>(params->wdata) + row_bytes(op) * n_rows(op->src[1]));
     }
@@ -152,7 +152,7 @@ private:
         for (int64_t i = 0; i < n; i++) starts[expert_of(op, i) + 1]++;
         std::partial_sum(starts, starts + n_experts + 1, starts);
         for (int64_t i = 0; i < n; i++) sorted[starts[expert_of(op, i)]++] = int32_t(i);
-        for (int64_t i = n_experts; i > 0; i--) starts[i] = starts[i - 1];  // each had moved to the next one's
+        for (int64_t i = n_experts; i > 0; i--) starts[i] = starts[i - 1];  // each has moved to the start of the next
         starts[0] = 0;
     }
 
@@ -161,7 +161,7 @@ private:
         const Chunks parts = chunks(params, op);
         const int64_t groups = n_groups(of), n_experts = of->ne[2];
         const int32_t *starts = places(params, op), *sorted = starts + n_experts + 1;
-        int64_t mine = params->ith, before = 0;  // chunks of the experts that have rows
+        int64_t mine = params->ith, before = 0;  // chunk numbers; experts without rows have no chunks
         for (int64_t expert = 0; expert < n_experts; expert++) {
             const int64_t n = starts[expert + 1] - starts[expert];
             if (n == 0) continue;
@@ -181,7 +181,7 @@ private:
     }
 };
 
-// The traits of a tensor's type; null if there is no kernel for the tensor.
+// The traits for a tensor; null if there is no kernel for it.
 Traits * traits_of(const ggml::Tensor * weights) {
     static std::vector<Traits> all = [] {
         std::vector<Traits> found;
@@ -202,7 +202,7 @@ struct Extra final : ggml::ExtraBufferType {
     bool supports_op(void *, const ggml::Tensor * op) override {
         if (get_tensor_traits(op) == nullptr) return false;
         const ggml::Tensor *weights = op->src[0], *rows = op->src[1];
-        if (weights->buffer->size == 0) {  // the empty buffer with which llama.cpp asks before it loads a tensor
+        if (weights->buffer->size == 0) {  // llama.cpp asks with an empty buffer before it loads a tensor
             if (offers_both != is_both || std::find(offered.begin(), offered.end(), weights->type) == offered.end()) return false;
         }
         if (weights->ne[2] != 1 && op->op == ggml::kMulMat) return false;
@@ -242,13 +242,13 @@ void set_tensor(ggml::Buffer *, ggml::Tensor * tensor, const void * data, size_t
             others.emplace_back(pack, begin, n_all * int64_t(others.size() + 1) / n);
         }
     } catch (const std::exception &) {
-        // No memory for a thread: this one does what is left.
+        // No memory for a thread: this thread does the remaining work.
     }
     pack(begin, n_all);
     for (std::thread & each : others) each.join();
 }
 
-// Each pass reads all weights, and looks up fewer pages so. Some systems give huge pages only on request.
+// Each pass reads all weights; with huge pages it needs fewer page look-ups. Some systems give them only on request.
 void ask_for_huge_pages(void * data, size_t size) {
 #ifdef MADV_HUGEPAGE
     const auto begin = reinterpret_cast<uintptr_t>(data), page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -295,8 +295,8 @@ ggml::BufferType * packed_type() {
     return &type;
 }
 
-// The weights of the file, which devices read for prompts, and the packed ones for few tokens. While a model is loaded it is no
-// host buffer: llama.cpp would read a file right into it, and nothing would be packed.
+// A buffer with the file's weights, which devices read for prompts, and the packed weights for few tokens. During loading it
+// is not reported as a host buffer: llama.cpp would read the file directly into it, and nothing would be packed.
 ggml::BufferType * both_type() {
     static Extra extra(true);
     static ggml::BufferType type = {

@@ -9,13 +9,13 @@
 
 namespace ggufspec::matmul {
 
-// Puts the buffer type before all others, once for the process; later calls change nothing. Before the CPU device has made its
-// list of buffer types, which it does for the first model.
+// Puts the buffer type before all others, once per process; later calls change nothing. Call it before the first model is
+// loaded, when the CPU device makes its list of buffer types.
 void register_buffer_type(const ggml::Functions & functions, const Instructions & instructions);
 
-// The types of weights (enum ggml_type) that models take the kernels for which this thread loads from now on. None: as without
-// this. Models that other threads load, or other code in this one, keep llama.cpp's kernels. both: the weights of the file are
-// kept beside the packed ones, so that devices read them for prompts, as those in a host buffer.
+// Sets the types of weights (enum ggml_type) for which models use these kernels, if this thread loads them from now on. An
+// empty list turns the kernels off. Models that other threads load keep llama.cpp's kernels. both: the file's weights are kept
+// in addition to the packed ones, so that devices can read them for prompts, like weights in a host buffer.
 void offer(std::vector<int> types, bool both = false);
 
 }  // namespace ggufspec::matmul

@@ -97,14 +97,15 @@ void register_kernels(const std::string & name, const std::map<std::string, uint
 void bind(nb::module_ & m) {
     m.def("kernel_instructions", &names,
           "The instruction sets of this processor for which there are kernels, the fastest first.");
-    m.def("kernel_types", &types, "instructions"_a, "The types of weights that they have kernels for: ggml's names and numbers.");
+    m.def("kernel_types", &types, "instructions"_a,
+          "The types of weights with kernels for an instruction set: ggml's names and numbers.");
     m.def("kernel_product", &product, "instructions"_a, "type"_a, "weights"_a, "rows"_a,
-          "Rows of activations (n, n_columns) times the weights, whole rows in ggml's layout: (n, n_rows). For tests.");
+          "The product (n, n_rows) of rows of activations (n, n_columns) and weights, whole rows in ggml's layout. For tests.");
     m.def("register_kernels", &register_kernels, "instructions"_a, "addresses"_a,
-          "Offer the kernels to ggml's CPU backend, once for the process: before it is asked for its buffer types.");
+          "Offer the kernels to ggml's CPU backend, once per process, before it is asked for its buffer types.");
     m.def("offer_kernels", &offer, "types"_a, "both"_a = false,
-          "The types of weights (enum ggml_type) for which models take the kernels that this thread loads from now on.\n"
-          "both: the file's weights are kept beside the packed ones, so that devices read them for prompts.");
+          "Set the types of weights (enum ggml_type) for which models that this thread loads from now on use the kernels.\n"
+          "both: the file's weights are kept in addition to the packed ones, so that devices can read them for prompts.");
 }
 
 }  // namespace ggufspec::matmul

@@ -1,4 +1,4 @@
-// The instruction sets that this was compiled for.
+// The instruction sets for which the extension was compiled.
 #include <cstring>
 
 #include "kernels.h"

@@ -1,7 +1,8 @@
-// The kernels, for an instruction set. Each file of one includes this, and is compiled with its flags.
+// The kernels as templates over an instruction set. The file of each instruction set includes this, and is compiled with
+// its flags.
 //
-// Isa has: kName, kWidth (lanes of an int32 register, and rows of weights that are interleaved), kMost (rows of activations at
-// a time), kSigned (codes of 8 bits are signed), Ints, Floats, and the operations that are used below.
+// Isa has: kName, kWidth (lanes of an int32 register, and number of interleaved rows of weights), kMost (rows of activations
+// at a time), kSigned (codes of 8 bits are signed), Ints, Floats, and the operations used below.
 #pragma once
 
 #include <algorithm>
@@ -13,20 +14,20 @@
 namespace ggufspec::matmul {
 namespace {
 
-constexpr int kAhead = 1536;  // bytes that are fetched before they are needed
+constexpr int kAhead = 1536;  // distance of prefetches, in bytes
 
 template <class Isa, class T>
 struct Layout {
     static constexpr bool kHasSubBlocks = T::kValues > kBlock;
     static constexpr int kBlocks = T::kValues / kBlock;
     static constexpr int kHeader = (T::kScale == Scale::e8m0 ? 1 : T::kMinima ? 4 : 2) * Isa::kWidth;
-    static constexpr int kBytes = 4 * Isa::kWidth;  // of a register of codes
+    static constexpr int kBytes = 4 * Isa::kWidth;  // bytes of a register of codes
     static constexpr int kScales = kHasSubBlocks ? (T::kHalves ? 2 : 1) * (T::kMinima && !T::kJoint ? 2 : 1) * Isa::kWidth : 0;
     static constexpr int kCodes = (T::kLow + T::kHigh) * kBytes;
     static constexpr int kSuper = kHeader + kBlocks * (kScales + kCodes);
 };
 
-// Whether codes are signed bytes here; then no offset is left.
+// Whether codes are packed as signed bytes, which then need no offset.
 template <class Isa, class T>
 constexpr bool is_signed() {
     return Isa::kSigned && T::kLargest == 255;
@@ -51,7 +52,7 @@ void pack_row(uint8_t * to, const Decoded & from, int row) {
                 if constexpr (T::kMinima && !T::kJoint) to[width * (n_scales + i) + row] = from.minima[n_scales * block + i];
             }
         }
-        uint32_t four[8];  // of four codes
+        uint32_t four[8];  // four codes in each
         std::memcpy(four, from.codes + kBlock * block, kBlock);
         if constexpr (is_signed<Isa, T>() && T::kTable == Table::none) {
             for (uint32_t & each : four) each ^= 0x80808080;
@@ -231,7 +232,7 @@ void multiply_rows(const uint8_t * weights, const void * const * rows, float * c
     }
 }
 
-// Weights that are floats of 16 bits: the activations stay as they are.
+// Weights that are floats of 16 bits: the activations are not converted.
 
 template <class Isa>
 void pack_floats(uint8_t * to, const uint8_t * from, int64_t n_super, int64_t n_rows, int64_t begin, int64_t end) {
@@ -254,7 +255,7 @@ void multiply_float_rows(const uint8_t * weights, const void * const * rows, flo
                          int64_t begin, int64_t end) {
     constexpr int bytes = 2 * Isa::kWidth;
     for (int64_t group = begin; group < end; group++) {
-        typename Isa::Floats sums[N][2];  // of even and odd columns: one chain of additions alone is slower than memory
+        typename Isa::Floats sums[N][2];  // sums of even and of odd columns: a single chain of additions is slower than memory
         for (int i = 0; i < N; i++) sums[i][0] = sums[i][1] = Isa::zeros();
         const uint8_t * from = weights + group * n_super * kBlock * bytes;
         for (int64_t column = 0; column < n_super * kBlock; column += 2, from += 2 * bytes) {

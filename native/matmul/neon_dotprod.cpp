@@ -13,7 +13,7 @@ namespace {
 struct NeonDotprod {
     static constexpr const char * kName = "neon_dotprod";
     static constexpr int kWidth = 4, kMost = 8;
-    static constexpr bool kSigned = true;  // both factors are
+    static constexpr bool kSigned = true;  // both factors are signed
     using Ints = uint8x16_t;
     using Floats = float32x4_t;
 
@@ -21,7 +21,7 @@ struct NeonDotprod {
 #ifdef __linux__
         return getauxval(AT_HWCAP) & (1 << 20);  // HWCAP_ASIMDDP
 #else
-        return true;  // all of Apple's
+        return true;  // all of Apple's processors have them
 #endif
     }
 
@@ -50,13 +50,13 @@ struct NeonDotprod {
     static Floats brains(const uint8_t * from) {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(from)), 16));
     }
-    // 2^(x - 128), and 0 instead of the two smallest.
+    // 2^(x - 128); 0 for the two smallest x.
     static Floats powers(const uint8_t * from) {
         int32_t bits[4];
         for (int i = 0; i < 4; i++) bits[i] = (from[i] > 1 ? from[i] - 1 : 0) << 23;
         return vreinterpretq_f32_s32(vld1q_s32(bits));
     }
-    // Signed bytes; with a mask, its bits of them.
+    // Signed bytes; with a mask, only the bits in it.
     template <int Mask>
     static Floats bytes(const uint8_t * from) {
         int32_t values[4];

@@ -10,20 +10,21 @@ namespace ggufspec::matmul {
 enum class Scale { f16, e8m0, bf16_weights, f16_weights };
 enum class Table { none, iq4, mxfp4 };
 
-// What a block of a row holds, in order.
+// The decoded content of a block, in the order of its values.
 struct Decoded {
     uint16_t scale = 0, minimum = 0;  // as bits of float16; e8m0 in the low byte
-    int8_t scales[16];                // of sub-blocks, to be multiplied with `scale`
+    int8_t scales[16];                // scales of sub-blocks, to be multiplied by `scale`
     uint8_t minima[16];
     uint8_t codes[256];
 };
 
-// kLow and kHigh: bits of a code, in two planes. kHalves: sub-blocks of 16 values instead of 32, each with a scale.
+// kLow and kHigh: numbers of low and high bits of a code, which are stored in two planes. kHalves: sub-blocks have 16 values
+// instead of 32, each with a scale.
 template <int Low, int High, int Offset, int Values = 32, bool Minima = false, bool Halves = false>
 struct Format {
     static constexpr int kLow = Low, kHigh = High, kOffset = Offset, kValues = Values;
     static constexpr bool kMinima = Minima, kHalves = Halves;
-    static constexpr int kLargest = (1 << (Low + High)) - 1;  // of the codes, after a look at the table
+    static constexpr int kLargest = (1 << (Low + High)) - 1;  // largest code, after the table look-up
     static constexpr Table kTable = Table::none;
     static constexpr Scale kScale = Scale::f16;
     static constexpr bool kJoint = false;  // a sub-block's scale and minimum share a byte
@@ -275,7 +276,7 @@ struct BF16 {
     static constexpr Scale kScale = Scale::bf16_weights;
 };
 
-// The tables of codes, with the offset added; in registers of 16 bytes.
+// The tables of codes; a kernel adds the offset and keeps them in registers of 16 bytes.
 constexpr int8_t kTableIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kTableMxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 

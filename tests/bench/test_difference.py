@@ -72,7 +72,7 @@ def test_texts_are_paired_by_prompt_and_run() -> None:
         assert change is not None
         assert change.n == 4
         assert change.ratio == pytest.approx(1)
-    assert any("ratios are of the 4 in both" in note for note in compare(before, after).notes)
+    assert any("ratios use the 4 texts in both" in note for note in compare(before, after).notes)
 
 
 def test_too_few_texts_or_none_in_common_are_reported() -> None:

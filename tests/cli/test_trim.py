@@ -151,7 +151,7 @@ def test_a_target_that_writes_nothing(trim: Command, tmp_path: Path) -> None:
     )
     result = trim(model, "--vocab", "all", "--type", "q8_0")
     assert result.code == USAGE
-    assert "the target hardly writes text by itself; give text" in result.err
+    assert "the target generates almost no text by itself; give text" in result.err
 
 
 def test_a_trimmed_model_is_not_trimmed_again_for_its_target(trim: Command, tmp_path: Path) -> None:

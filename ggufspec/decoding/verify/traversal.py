@@ -20,8 +20,7 @@ def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     leaf passes with probability ratio(leaf). If it does not, its parent's target becomes
     max(ratio * target - draft, 0), normalised, and its ratio becomes excess / (excess + 1 - ratio),
     where excess is the sum before normalising; then its next child is tried, and after the last
-    child the parent itself. The next token is drawn from the changed target distribution after the
-    accepted path.
+    child the parent itself. The next token is drawn from the changed target after the path.
 
     On a chain, the longest prefix that passes is accepted, even if shorter ones do not. Certain
     tokens are accepted with their target probability; no lossless rule accepts more.

@@ -206,10 +206,7 @@ class ModelDrafter:
         return self._growth
 
     def _append_forced(self, context: array[int], n: int, n_most: int) -> tuple[int, bool]:
-        """Append the forced tokens that are worth verifying.
-
-        Returns their number, and whether the draft may continue after them.
-        """
+        """Append the forced tokens worth verifying: (their number, whether to draft after them)."""
         forced = self._forced.after(context)
         n_taken = self._policy.rule.take(self._forced.probabilities(forced)[:n_most])
         context.extend(forced[:n_taken])

@@ -25,10 +25,8 @@ class Origin(IntEnum):
 
 
 class Prediction(NamedTuple):
-    """Tokens that may follow a text.
-
-    `probs`: for each token, its acceptance probability if the tokens before it are accepted.
-    """
+    """Tokens that may follow a text, and for each its acceptance probability if those before it are
+    accepted."""
 
     tokens: Sequence[int] = ()
     probs: Sequence[float] = ()
@@ -38,9 +36,8 @@ class Prediction(NamedTuple):
 class NgramIndex:
     """Predicts what follows a text, and learns how often its predictions are accepted.
 
-    `prediction`: tokens that the text is expected to repeat. They are stored after a copy of the
-    prompt's last tokens, so that the match at the start of the text is their beginning. `others`:
-    further texts to predict from.
+    `prediction`: tokens that the text may repeat, stored after a copy of the prompt's last tokens:
+    so at the start of the text, the longest match ends right before them. `others`: further texts.
     """
 
     def __init__(
