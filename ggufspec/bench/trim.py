@@ -195,7 +195,7 @@ class _Trimmer:
         self._n_vocab = engine.pair.target.n_vocab
         self._required = required_tokens(source) if wanted.n_tokens is not None else []
         self._sizes = [self._n_vocab, *self._vocabularies(wanted.n_tokens)]
-        # Orders of tokens to keep: for texts of half 0, of half 1 (by the other half), and by both.
+        # Orders of tokens to keep: for half 0, ranked by half 1; for half 1, by half 0; by both.
         self._orders = [self._ranked(halves) for halves in ((1,), (0,), (0, 1))]
         chooses_layers = isinstance(wanted.layers, (int, str))
         halves = (1,) if chooses_layers else (0, 1)  # half 0 is used to choose layers

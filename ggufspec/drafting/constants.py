@@ -143,6 +143,6 @@ N_TEMPERATURE_VALUES: Final = 2**18  # probabilities read in a round, approximat
 N_TEMPERATURE_FIRST: Final = 8  # rounds learned from before the first choice [judgement]
 N_TEMPERATURE_EARLY: Final = 16  # first rounds, each of which is learned from [judgement]
 TEMPERATURE_EVERY: Final = 4  # afterwards, one round in this many is learned from [judgement]
-TEMPERATURE_EVERY_GREEDY: Final = 8  # rounds per round at the first choice, to compare [judgement]
+TEMPERATURE_EVERY_GREEDY: Final = 8  # of greedy rounds, one in this many is not [judgement]
 TEMPERATURE_MEMORY: Final = 64  # rounds until one has lost most of its weight [judgement]
 TEMPERATURE_CERTAINTY: Final = 2.0  # standard errors by which a choice must be better [judgement]

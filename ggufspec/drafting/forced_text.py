@@ -36,7 +36,7 @@ class ForcedText:
         self._first = None
 
     def after(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens that must follow `tokens`; a round's first call is for the text alone."""
+        """The tokens that must follow `tokens`. The first call of a round has no drafted tokens."""
         forced = () if self._constraint is None else self._constraint.forced(tokens)
         if not self._knows_first:
             self._knows_first = True

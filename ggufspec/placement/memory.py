@@ -35,8 +35,8 @@ _N_EMBD_UNFUSED = 1  # further vectors on the host without flash attention
 # From this number of tokens on, a GPU also computes the layers of the host. It gets a copy of their
 # weights and of their KV cache, one layer after the other (offload_op in ggml-backend.cpp).
 _OFFLOADED = 32
-# Copies of KV caches on the GPU take 1 to 1.5 layers' caches, since ggml's allocator may fit those
-# of two layers into gaps; further vectors of n_embd numbers.
+# The copies of two layers' KV caches overlap if ggml's allocator finds gaps: they take 1 to 1.5
+# times a layer's cache. In addition, there are vectors of n_embd numbers.
 _CACHE_COPIES, _N_EMBD_COPIES = 1.25, 4
 # Several GPUs that hold all layers compute batches at the same time, each with its own inputs.
 _COPIES = 3  # GGML_SCHED_MAX_COPIES - 1
