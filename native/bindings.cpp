@@ -686,12 +686,6 @@ NB_MODULE(_native, m) {
             "rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; },
             "Tokens per second by the rule; 0 before the first update.")
         .def_prop_ro(
-            "tokens", [](const ggufspec::LengthRule & self) { return self.rule().tokens; },
-            "Tokens of a round by the rule, on average.")
-        .def_prop_ro(
-            "rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; },
-            "Tokens per second by the rule; 0 before the first update.")
-        .def_prop_ro(
             "drafts",
             [](const ggufspec::LengthRule & self) {
                 return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1;
