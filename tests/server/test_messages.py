@@ -45,15 +45,23 @@ WEATHER: dict[str, Any] = {"name": "weather", "input_schema": SCHEMA}
 INPUT = {"city": "Paris", "days": 2}
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(INPUT)}}}\n</tool_call>'
 MakeLive = Callable[..., Live]
+ClientOf = Callable[..., Any]
 
 
 def asked(**more: Any) -> dict[str, Any]:
     return {"model": "x", "max_tokens": 200, "messages": HELLO, **more}
 
 
-def client_of(live: Live, **how: Any) -> Any:
+@pytest.fixture
+def client_of() -> Iterator[ClientOf]:
     anthropic = pytest.importorskip("anthropic")
-    return anthropic.Anthropic(base_url=live.url, max_retries=0, **{"api_key": "any", **how})
+    with ExitStack() as stack:
+
+        def make(live: Live, api_key: str = "any") -> Any:
+            client = anthropic.Anthropic(base_url=live.url, api_key=api_key, max_retries=0)
+            return stack.enter_context(client)
+
+        yield make
 
 
 def events_of(response: httpx.Response) -> list[Any]:
@@ -102,7 +110,7 @@ def writer(chat_pair: Engine, tmp_path: Path) -> Iterator[MakeLive]:
 # The client
 
 
-def test_a_message_is_created_and_streamed(server: Live) -> None:
+def test_a_message_is_created_and_streamed(server: Live, client_of: ClientOf) -> None:
     client = client_of(server)
     whole = client.messages.create(**asked(max_tokens=8))
     (block,) = whole.content
@@ -129,7 +137,7 @@ def test_a_message_is_created_and_streamed(server: Live) -> None:
     )
 
 
-def test_tokens_are_counted_as_they_are_used(server: Live) -> None:
+def test_tokens_are_counted_as_they_are_used(server: Live, client_of: ClientOf) -> None:
     client = client_of(server)
     body = asked(system="Be brief.", tools=[WEATHER], tool_choice={"type": "auto"})
     n = client.messages.count_tokens(**{k: v for k, v in body.items() if k != "max_tokens"})
@@ -143,7 +151,9 @@ def test_tokens_are_counted_as_they_are_used(server: Live) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
-def test_a_required_tool_is_called(server: Live, choice: dict[str, Any]) -> None:
+def test_a_required_tool_is_called(
+    server: Live, choice: dict[str, Any], client_of: ClientOf
+) -> None:
     client = client_of(server)
     body = asked(tools=[WEATHER], tool_choice={**choice, "disable_parallel_tool_use": True})
     whole = client.messages.create(**body)
@@ -157,7 +167,9 @@ def test_a_required_tool_is_called(server: Live, choice: dict[str, Any]) -> None
     assert len(deltas) > 1
 
 
-def test_an_agent_calls_tools_and_sends_back_their_results(writer: MakeLive) -> None:
+def test_an_agent_calls_tools_and_sends_back_their_results(
+    writer: MakeLive, client_of: ClientOf
+) -> None:
     live = writer(f"I say\n{CALL}\n{CALL}", tools=[WEATHER])
     client = client_of(live)
     first = client.messages.create(**asked(tools=[WEATHER]))
@@ -188,7 +200,7 @@ def test_an_agent_calls_tools_and_sends_back_their_results(writer: MakeLive) -> 
     assert second.usage.output_tokens == 4
 
 
-def test_reasoning_is_a_block_that_can_be_sent_back(writer: MakeLive) -> None:
+def test_reasoning_is_a_block_that_can_be_sent_back(writer: MakeLive, client_of: ClientOf) -> None:
     opened = TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
     client = client_of(writer("So I say</think>\n\nYes.", opened))
     thinking = {"type": "enabled", "budget_tokens": 1024}
@@ -206,7 +218,7 @@ def test_reasoning_is_a_block_that_can_be_sent_back(writer: MakeLive) -> None:
     client.messages.create(**asked(messages=turns, max_tokens=1))
 
 
-def test_json_of_a_schema_is_written(server: Live) -> None:
+def test_json_of_a_schema_is_written(server: Live, client_of: ClientOf) -> None:
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     made = client_of(server).messages.create(**asked(output_config=form))
     assert set(json.loads(made.content[0].text)) == {"city", "days"}
@@ -214,7 +226,9 @@ def test_json_of_a_schema_is_written(server: Live) -> None:
     assert old["content"][0]["text"] == made.content[0].text
 
 
-def test_errors_are_of_the_clients_types(server: Live, chat_pair: Engine) -> None:
+def test_errors_are_of_the_clients_types(
+    server: Live, chat_pair: Engine, client_of: ClientOf
+) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = client_of(server)
     with pytest.raises(anthropic.BadRequestError, match="max_tokens: Input should be") as found:
