@@ -154,6 +154,24 @@ def test_a_text_that_was_cut_off_in_a_call_says_so(caller: Live) -> None:
     caller.ok("/v1/chat/completions", messages=messages, tools=TOOLS, max_tokens=1)
 
 
+def test_a_stop_string_within_a_call_leaves_no_call_to_run(caller: Live) -> None:
+    asked = {"messages": TURN, "tools": TOOLS, "temperature": 0}
+    for stop, reason in (("2", "stop"), ("</tool_call>", "tool_calls")):
+        (choice,) = caller.ok("/v1/chat/completions", stop=stop, **asked)["choices"]
+        assert choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == reason
+    message = {
+        "messages": TURN,
+        "tools": [{"name": "add", "input_schema": {"type": "object", "properties": {}}}],
+        "stop_sequences": ["2"],
+    }
+    ended = caller.ok("/v1/messages", max_tokens=200, temperature=0, **message)
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", "2")
+    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    items = caller.ok("/v1/responses", input=TURN, tools=tools, stop="2", temperature=0)["output"]
+    assert [item["status"] for item in items] == ["completed", "incomplete"]
+
+
 @pytest.mark.parametrize(
     ("sent", "shown"),
     [

@@ -68,7 +68,7 @@ class Answer:
                 self.parts[-1].logprobs += self._unsaid
             self.stats = event.completion.stats
             self.finish_reason, self.stop = event.completion.finish_reason, event.completion.stop
-            if self.calls and self.finish_reason == "stop":
+            if self.calls and self.finish_reason == "stop" and not self.is_stopped_in_call:
                 self.finish_reason = "tool_calls"
             return steps
         self.tokens += event.tokens
@@ -90,6 +90,17 @@ class Answer:
     def calls(self) -> list[Part]:
         """The tool calls."""
         return [part for part in self.parts if part.kind == "call"]
+
+    @property
+    def is_stopped_in_call(self) -> bool:
+        """Whether a stop string has cut off the arguments of the last call."""
+        if self.stop is None or not self.parts or self.parts[-1].kind != "call":
+            return False
+        try:
+            json.loads(self.parts[-1].text)
+        except ValueError:
+            return True
+        return False
 
     def joined(self, kind: Literal["text", "reasoning"]) -> str:
         """The text of all parts of a kind."""

@@ -81,7 +81,7 @@ class ResponsesRenderer:
         if not answer.parts:  # clients expect at least one item
             answer.parts.append(Part("text"))
             documents += self._begin_item(answer.parts[0])
-        documents += self._end_item(status)
+        documents += self._end_item("incomplete" if answer.is_stopped_in_call else status)
         self._response |= {
             "status": status,
             "completed_at": None if is_cut else int(time.time()),
