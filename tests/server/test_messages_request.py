@@ -77,6 +77,20 @@ def test_blocks_that_are_no_text_are_refused(live: Live, kind: str, inside: bool
     assert f"blocks of type '{kind}' are not supported" in message
 
 
+@pytest.mark.parametrize(
+    ("role", "block"),
+    [
+        ("assistant", {"type": "tool_result", "tool_use_id": "1"}),
+        ("user", {"type": "tool_use", "id": "1", "name": "weather", "input": INPUT}),
+        ("user", {"type": "thinking", "thinking": "So"}),
+    ],
+)
+def test_blocks_of_the_other_role_are_refused(live: Live, role: str, block: Any) -> None:
+    body = asked(messages=[*HELLO, {"role": role, "content": [block]}])
+    message = live.post("/v1/messages", **body).json()["error"]["message"]
+    assert message.startswith(f"messages.1: blocks of type '{block['type']}' belong to messages")
+
+
 def test_the_guide_lists_the_fields_of_both_apis(live: Live) -> None:
     guide = (Path(ggufspec.__file__).parent / "server" / "README.md").read_text(encoding="utf-8")
     own = {*MessagesRequest.model_fields, *CustomTool.model_fields, *OllamaRequest.model_fields}

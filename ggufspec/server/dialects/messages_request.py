@@ -14,6 +14,12 @@ from ggufspec.server.schema import N_STOPS, Body, ChatRequest, GenerationBody, S
 
 # Claude Code's first block changes with each request, so it would keep the cache from being used.
 _BILLING = "x-anthropic-billing-header:"
+_ROLES = {  # of the messages that have a type of block; the others are in any
+    "tool_use": "assistant",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_result": "user",
+}
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 
 
@@ -87,6 +93,17 @@ class Message(Body):
     kinds = ("blocks",)
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+
+    @model_validator(mode="after")
+    def _has_blocks_of_its_role(self) -> Message:
+        for block in () if isinstance(self.content, str) else self.content:
+            if (role := _ROLES.get(block.type, self.role)) != self.role:
+                message = (
+                    "blocks of type '{type}' belong to messages of the {role}, not of the {own}"
+                )
+                facts = {"type": block.type, "role": role, "own": self.role}
+                raise PydanticCustomError("role_of_block", message, facts)
+        return self
 
 
 class CustomTool(Body):
