@@ -310,8 +310,8 @@ def test_a_store_drops_the_oldest() -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input.0.message.content.0.type",
-            "'input_text'",
+            "input.0.message.content.0",
+            "'input_image' is not supported",
         ),
         (
             {

@@ -43,12 +43,16 @@ class TextContent(Item):
     text: str
 
 
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_Texts = list[Annotated[TextContent, _of_type("a part", *_TEXTS)]]
+
+
 class MessageItem(Item):
     """A message."""
 
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextContent]
+    content: str | _Texts
 
 
 class CallItem(Item):
@@ -65,15 +69,15 @@ class CallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextContent]
+    output: str | _Texts
 
 
 class ReasoningItem(Item):
     """Reasoning of an earlier answer: its content or, without content, its summary."""
 
     type: Literal["reasoning"]
-    summary: list[TextContent] = Field(default_factory=list)
-    content: list[TextContent] = Field(default_factory=list)
+    summary: _Texts = Field(default_factory=list)
+    content: _Texts = Field(default_factory=list)
 
 
 class ItemReference(Item):
@@ -253,5 +257,5 @@ def _add_to_turn(
         last[name] = f"{last[name]}\n{text}" if name in last else text
 
 
-def _text(content: str | list[TextContent] | list[TextContent]) -> str:
+def _text(content: str | _Texts) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
