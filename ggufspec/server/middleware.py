@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import re
 from hashlib import sha256
+from itertools import product
 from time import monotonic
 
 from starlette.datastructures import Headers
@@ -90,10 +91,10 @@ class RequestMiddleware:
         if not self._key_hashes or path in PUBLIC_PATHS:
             return
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = sha256(key.strip().encode("latin-1")).digest()
+        keys = [bearer] * (scheme.lower() == "bearer") + headers.getlist("x-api-key")
+        found = [sha256(key.strip().encode("latin-1")).digest() for key in keys]
         # Compares all keys, so that the time does not depend on which key is right.
-        if not sum(hmac.compare_digest(found, right) for right in self._key_hashes):
+        if not sum(hmac.compare_digest(*pair) for pair in product(found, self._key_hashes)):
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send `Authorization: Bearer KEY`",

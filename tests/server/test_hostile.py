@@ -307,6 +307,8 @@ def test_each_of_several_keys_works_in_either_header(chat_pair: Engine) -> None:
     with serving(chat_pair, api_keys=("one", "two")) as live:
         for headers, status in (
             ({"Authorization": "Bearer two"}, 200),
+            ({"Authorization": "Bearer none", "X-Api-Key": "one"}, 200),
+            ({"Authorization": "Bearer none", "X-Api-Key": "none"}, 401),
             ({"Authorization": "", "X-Api-Key": "one"}, 200),
             ({"Authorization": "", "X-Api-Key": "onetwo"}, 401),
             ({"Authorization": "", "X-Api-Key": ""}, 401),
