@@ -141,6 +141,8 @@ def test_clients_load_list_and_describe_the_model(
     (listed,) = client.list().models
     assert listed.model == "tiny"
     assert listed.details.family == "llama"
+    n_params = live.engine.pair.target.model.n_params
+    assert listed.details.parameter_size == f"{n_params / 1e6:.2f}M"
     shown = client.show("x")
     assert shown.modelinfo["llama.context_length"] == live.engine.n_ctx
     assert shown.template == tiny.CHATML

@@ -79,7 +79,7 @@ class OllamaRenderer:
 def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
     """Describes the model, in the form of Ollama's list and of `/api/show`."""
     model, template = engine.pair.target.model, engine.chat_template
-    family, size, quantization = model.description.split(maxsplit=2)
+    family, _, quantization = model.description.split(maxsplit=2)
     form = template and format_of(template)
     abilities = {"tools": form and form.tools, "thinking": form and form.syntax.reasoning}
     return {
@@ -91,7 +91,7 @@ def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
         "details": {
             "family": family,
             "families": [family],
-            "parameter_size": size,
+            "parameter_size": _size(model.n_params),
             "quantization_level": quantization,
         },
         "template": "" if template is None else template.source,
@@ -102,3 +102,8 @@ def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
         },
         "capabilities": ["completion", *(name for name, has in abilities.items() if has)],
     }
+
+
+def _size(n_params: int) -> str:
+    """As Ollama writes it; llama.cpp's own names are of the nearest family."""
+    return f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2f}M"
