@@ -36,6 +36,14 @@ def message_of(**body: Any) -> list[dict[str, Any]]:
         ({"container": "c"}, "container: is not supported"),
         ({"max_token": 1}, "max_token: this field is unknown to the server"),
         ({"n": 2}, "n is 2"),
+        ({"stop_sequences": ["a"], "stop": "b"}, "stop is given twice"),
+        (
+            {
+                "output_format": {"type": "json_schema", "schema": {}},
+                "json_schema": {"type": "object"},
+            },
+            "json_schema is given twice",
+        ),
         ({"thinking": {"type": "always"}}, "thinking.type: Input should be 'enabled'"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "w"}]},

@@ -306,6 +306,7 @@ def test_a_store_drops_the_oldest() -> None:
         ({"truncation": "auto"}, "truncation", "is not supported with this value"),
         ({"inputs": "x"}, "inputs", "send 'input'"),
         ({"n": 2}, "n", "one answer"),
+        ({"max_tokens": 1, "max_output_tokens": 2}, "max_tokens", "is given twice"),
         ({"input": []}, "input", "is empty"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
         (

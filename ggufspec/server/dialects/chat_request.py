@@ -21,6 +21,10 @@ def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
     shared = {name: getattr(body, name) for name in body.model_fields_set}
     shared = {name: shared[name] for name in shared.keys() & GenerationBody.model_fields.keys()}
     given = {name: value for name, value in fields.items() if value is not None}
+    for name in shared.keys() & given.keys():
+        if shared[name] not in (None, given[name]):
+            message = f"{name} is given twice, also by this API's own name for it; give one of them"
+            raise ApiError(400, message, param=name)
     try:
         return ChatRequest(**shared | given)
     except ValidationError as error:
