@@ -14,7 +14,7 @@ from ggufspec.decoding.types import Draft, Logits, Probs, Verify
 Distribution = NDArray[np.float64]  # (..., n_vocab), sums to 1
 
 _N_LIKELIEST = 16  # likeliest tokens of each model that are kept to integrate a rule
-_N_LIKELIEST_SIBLINGS = 4  # the same for two siblings, whose pairs are all drafted
+_N_LIKELIEST_SIBLINGS = 4  # fewer for two siblings: all pairs of tokens are tried
 _N_SHIFTS = 4
 _N_POINTS = 4096  # points of a lattice, divided among the drafts by their probability
 _N_POINTS_MIN = 64  # least number of points for each draft of one token; 8 for a draft of two
@@ -38,9 +38,9 @@ def quantile(token: int, probs: Distribution, score: Distribution, uniform: floa
     """The quantile of `token`: the total probability of tokens with a higher score.
 
     It is uniform in [0, 1) if `token` was drawn from `probs`. `probs`, `score`: (n_vocab);
-    `uniform`: an independent uniform, the share of tokens with an equal score that is counted
-    (Rosenblatt, https://doi.org/10.1214/aoms/1177729394). It is conditional on all earlier tokens,
-    so the quantiles of all tokens of all texts are independent.
+    `uniform`: an independent random number in [0, 1); that share of the probability of tokens with
+    an equal score is counted, too (Rosenblatt, https://doi.org/10.1214/aoms/1177729394). Quantiles
+    are conditional on all earlier tokens, so those of all tokens of all texts are independent.
     """
     above = float(probs[score > score[token]].sum())
     equal = float(probs[score == score[token]].sum())
@@ -77,10 +77,10 @@ def rule_error(
     """(error, resolution) of the distribution of a rule's next token.
 
     `n_siblings` tokens that follow the text are drafted from `draft_probs` (n_vocab) without
-    replacement. For each possible draft, the rule is called at the points of shifted lattices in
-    the cube of its uniforms. The error is the total variation distance of the outcome from
-    `target_probs`; the resolution is the difference between the lattices. A lossless rule has an
-    error of about the resolution, which grows with n_vocab: see `likeliest`.
+    replacement. For each possible draft, the rule is called with many sets of random numbers: the
+    points of several lattices, which differ by a shift. The error is the total variation distance
+    of the mean outcome from `target_probs`; the resolution is how much the lattices differ. A
+    lossless rule has an error of about the resolution, which grows with n_vocab: see `likeliest`.
     """
     # As in the decoding loop, the rule gets float32; its outcome is compared with these numbers.
     draft, target = (row.astype(np.float32) for row in (draft_probs, target_probs))

@@ -29,8 +29,8 @@ def contenders(
 ) -> list[Contender]:
     """Plain decoding, the draft alone (if there is one), and all combinations of the options.
 
-    `lengths`: draft lengths, or "auto"; `drafters`: None: the engine's choice; `sampling`: options
-    of all. Names contain options that differ: "draft 3", "draft auto, ngram, rejection, T 0.7".
+    `lengths`: draft lengths, or "auto". `drafters`: names; None is the engine's choice. `sampling`:
+    options of all contenders. Names contain options that differ: "draft 3", "draft auto, T 0.7".
     """
     made: list[Contender] = []
     for suffix, options in _by_temperature(temperatures, sampling):

@@ -19,7 +19,7 @@ def search_layers(
     seconds: float,
     progress: Progress | None = None,
 ) -> list[frozenset[int]]:
-    """Sets of layers to leave out: the best set of `n_wanted` layers, or else the best two sets.
+    """Sets of layers to leave out: the best one of `n_wanted` layers; without it, the best two.
 
     `score(layers)`: quality of the model without these layers. Single layers are tried first, from
     the middle outwards, then the best sets with one more layer, until `seconds` are over or,

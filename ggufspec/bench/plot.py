@@ -34,8 +34,8 @@ _QUIET = "#666666"
 _DASHES = (0, (5, 2))
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _TICK = f"{{x:g}}{_TIMES}"
-_MAX_REACH = 1.5  # times the best speed-up: the end of the axis
-_FEW_BARS = 5  # fewer bars than this are not drawn thicker
+_MAX_REACH = 1.5  # the axis ends at this multiple of the best speed-up, at most
+_FEW_BARS = 5  # with fewer bars, space is left empty, so that bars are not thick
 _MANY = 3  # from this number of lines on, confidence bands would overlap
 
 

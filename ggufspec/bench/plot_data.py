@@ -37,7 +37,7 @@ class SpeedupLine:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """`shares[i]`: of drafts with more than i tokens, the share accepted up to token i."""
+    """`shares[i]`: share of drafts with tokens 0 to i accepted, among those of more than i."""
 
     number: int
     name: str  # the draft length
@@ -87,7 +87,7 @@ def speedup_lines(results: BenchResults) -> list[SpeedupLine]:
 def acceptances(results: BenchResults) -> list[Acceptance]:
     """Acceptance of at most MAX_LINES contenders: auto and the longest length of each series.
 
-    For a single series also half the longest length, and half of that: further lines would overlap.
+    A single series also shows half its longest length, and a quarter; more lines would overlap.
     """
     ranked: list[tuple[int, Acceptance]] = []
     series = _series(results)
@@ -111,7 +111,7 @@ def acceptances(results: BenchResults) -> list[Acceptance]:
 def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
     """(sizes, seconds): numbers of tokens of target passes, and the median seconds of each.
 
-    Only sizes that occurred often enough; empty unless these are one token and a larger size.
+    Leaves out sizes that occurred rarely. Both are empty unless one token and a larger size remain.
     """
     names = {contender.name for contender in results.contenders if contender.model == "pair"}
     passes = defaultdict(list)
@@ -127,7 +127,7 @@ def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
 
 
 def rate_bars(results: BenchResults) -> tuple[list[tuple[Summary, Speedup | None]], int]:
-    """(bars, number of slower contenders left out), in the contenders' order.
+    """(bars in the order of the contenders, number of slower contenders without a bar).
 
     A bar is (summary, mean of the texts' rates with its 95 % interval).
     """

@@ -42,7 +42,7 @@ Counts = tuple[Counter[int], Counter[int]]  # counts of tokens in each half of t
 class Excerpt(NamedTuple):
     """A text; predictions are compared for its tokens from `n_given` on.
 
-    `half`: 0 or 1; tokens to keep are chosen on one half of the texts and measured on the other.
+    `half`: 0 or 1. Trimming chooses the kept tokens by one half and measures on the other.
     """
 
     kind: str

@@ -43,8 +43,8 @@ _N_DIVERGENCES = 3  # texts per contender whose logits are compared
 class Experiment:
     """The texts to generate with one pair.
 
-    `chat`: whether to use the target's chat template; None: if it has one, for prompts with a
-    category or a system message.
+    `chat`: whether to use the target's chat template. None: it is used for prompts with a category
+    or a system message, if the target has one.
     """
 
     contenders: Sequence[Contender]

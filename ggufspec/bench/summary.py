@@ -26,8 +26,8 @@ class Speedup:
     """Geometric mean of rate / baseline's rate over texts of the same prompt and run.
 
     `low` to `high`: its 95 % confidence interval (Student's t of the logarithms); None: too few
-    values. `n`: number of values. A value is a prompt's mean over runs; with fewer than three
-    prompts, it is a text, and the interval holds for these prompts only.
+    values. `n`: number of values: one per prompt, its mean over runs. With fewer than three prompts
+    there is one per text, and the interval says nothing about other prompts.
     """
 
     ratio: float
@@ -59,7 +59,7 @@ class Summary:
     first_token_seconds: float  # median
     accepted: float | None  # share of the drafted tokens; None if none were drafted
     mean_length: float  # tokens per round
-    by_position: tuple[float, ...]  # share of drafts with more than i tokens accepted up to i
+    by_position: tuple[float, ...]  # [i]: share of drafts longer than i with 0 to i accepted
     joules_per_token: float | None
     speedup: Speedup | None
 

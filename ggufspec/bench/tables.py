@@ -1,4 +1,4 @@
-"""Renders summaries as tables, also in the form of a preset's source; writes Markdown and CSV."""
+"""Renders summaries as tables, in Markdown or CSV, or like those of a preset's publication."""
 
 from __future__ import annotations
 

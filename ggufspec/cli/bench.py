@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
 SAVE_SECONDS = 2.0  # minimum time between two writes of the file
-SAVE_SHARE = 0.05  # maximum share of the time: with many texts a write takes seconds
+SAVE_SHARE = 0.05  # of the running time, for writing the file, which takes seconds with many texts
 
 
 def _listed(kind: click.ParamType[Any], what: str) -> Callable[..., tuple[Any, ...]]:
@@ -334,7 +334,7 @@ def _save(results: BenchResults, path: Path | None) -> None:
 
 
 def _print(preset: str | None, title: str, results: BenchResults, form: str, n_left: int) -> None:
-    """Print tables to stdout, and title and warnings too; with csv, these go to stderr."""
+    """Print title, tables and warnings to stdout; with csv, title and warnings to stderr."""
     from ggufspec.bench.summary import warnings_of
     from ggufspec.cli.bench_jobs import tables_of
 

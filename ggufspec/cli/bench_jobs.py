@@ -176,8 +176,8 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
 
 
 def _able(experiment: Experiment, paths: tuple[Path, DraftFile | None]) -> Experiment:
-    """If the draft is a head: the experiment without decoding by the draft alone, which cannot
-    write text, and without staged drafting."""
+    """The experiment without contenders that the draft does not support: a head cannot write text
+    alone, nor draft in stages."""
     target, draft = paths
     if draft is None or read_draft(read_header(target), draft)[1] is None:
         return experiment

@@ -74,8 +74,8 @@ def command(
 ) -> int:
     """Talk with a target model, accelerated by a draft model.
 
-    Answers go to stdout, statistics to stderr. /help lists the commands of a chat. If stdin and
-    stdout are no terminal, each line of stdin is a message.
+    Answers go to stdout, statistics to stderr. /help lists the commands of a chat. If stdin or
+    stdout is no terminal, each line of stdin is a message.
 
     \b
       ggufspec chat --target large.gguf --draft small.gguf

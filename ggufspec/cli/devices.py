@@ -52,7 +52,7 @@ def _facts() -> tuple[dict[str, Any], list[str]]:
     found = json_object(printed[0]) if printed else None
     if found is not None and not done.returncode:
         return found, messages
-    if (code := done.returncode) == 1:  # Python's, after an exception
+    if (code := done.returncode) == 1:  # Python's exit code after an exception
         importlib.import_module("ggufspec.llama")  # raises an error that names the missing library
     ended = f"by {signal.strsignal(-code) or -code}" if code < 0 else f"with code {code}"
     lines = "".join(f"\n  {line}" for line in messages[-_N_SHOWN:])

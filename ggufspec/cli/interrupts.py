@@ -1,4 +1,4 @@
-"""Handles Ctrl-C while modules are imported or llama.cpp computes, when no command can."""
+"""Handles Ctrl-C when a command cannot: while modules are imported or llama.cpp computes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import socket
 
 _INTERRUPT, _HANDLED = bytes([signal.SIGINT]), b"\0"
-_SECONDS_TO_WAKE = 0.2  # until readline is woken, in case it missed the signal
-_SECONDS = 0.8  # then, until a message explains the delay
+_SECONDS_TO_WAKE = 0.2  # from Ctrl-C until readline is woken, which may have missed the signal
+_SECONDS = 0.8  # from then until a message explains the delay
 _SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 _MESSAGE = b"\nggufspec: interrupted\n"
 _IMPORTS = "<frozen importlib."  # start of the file names of Python's own import code
@@ -52,7 +52,7 @@ def end_at_second_interrupt() -> None:
 
     def watch() -> None:
         while byte := received.recv(1):
-            # While it runs, a server or a load installs its own handler.
+            # A running server, or the loading of a model, has its own handler.
             if byte == _INTERRUPT and signal.getsignal(signal.SIGINT) is handle:
                 _wait(received)
 

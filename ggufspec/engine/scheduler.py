@@ -17,13 +17,14 @@ from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.session import PreparedScore
 
-_MOST_WAITED = 0.8  # seconds that other texts wait for a piece; it is sized for half of that
-_MOST_ALONE = 1.0  # seconds of a piece if no text waits: a new one, or Ctrl-C, may come
-# Fewer prompt tokens in a pass take longer for each: 16 of Qwen 1.5B Q4_0 13 ms, 32 11 ms. Flash
-# attention on CPUs takes longer for fewer than 64 together than for 64: SmolLM2 after 4,096 tokens
-# 16 and 32 14 ms each, 64 and more 6 ms; without flash attention 32 and more 5 ms.
+_MOST_WAITED = 0.8  # maximum seconds of a pass with a prompt's piece, beside other texts
+_MOST_ALONE = 1.0  # the same if no text waits: a new one, or Ctrl-C, waits for the end of the pass
+# Minimum tokens of a piece. Smaller passes cost more per token: Qwen 1.5B Q4_0 takes 13 ms per token
+# in passes of 16, 11 ms in passes of 32. With flash attention on CPUs the minimum is 64: after 4,096
+# tokens, SmolLM2 takes 14 ms per token in passes of 16 or 32, and 6 ms from 64 on (without flash
+# attention 5 ms from 32 on).
 _LEAST_PIECE, _LEAST_PIECE_FLASH = 32, 64
-_N_SAME = 16  # passes of the same sizes for which a decision holds
+_N_SAME = 16  # passes of equal sizes, after which it is decided again whether to share one
 # A thread that has taken a chunk usually asks for the next one at once. Until then its text may be
 # advanced in this many passes of others, and its slot is kept for this many seconds.
 _MOST_AHEAD, _SECONDS_AWAY = 2, 0.1
@@ -31,8 +32,8 @@ _SECONDS_BETWEEN = 0.002  # until a thread without a slot tries again
 # A thread that has computed a pass for others sleeps until they have taken their chunks, at most
 # this many seconds: else it would take the lock again before they wake.
 _SECONDS_GIVEN, _SECONDS_ASLEEP = 0.005, 0.0001
-# For each token of a prompt, the time within which a later, shorter prompt is processed first:
-# about what a large model takes for a token on a CPU.
+# A shorter prompt goes first if it arrives less than this many seconds later, per token by which it
+# is shorter. A large model on a CPU takes about this long for a token.
 _SECONDS_OVERTAKEN = 0.03
 
 Failures = list[tuple[Generation, Exception]]
@@ -60,9 +61,9 @@ class Scheduler:
         # Weak: a generation that is dropped without `close` does not keep its slot.
         self._wanted: WeakKeyDictionary[Generation, _Wanted] = WeakKeyDictionary()
         self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
-        # Prompt tokens of a pass, beside other texts and alone.
         has_flash = pair.target.options.flash_attention != "off"
         self._n_least = _LEAST_PIECE_FLASH if has_flash else _LEAST_PIECE
+        # Maximum prompt tokens of a pass, beside other texts and alone.
         self._n_piece, self._n_alone = self._n_least, pair.target.n_batch
         # The last decision: whether one pass over parts of these sizes is faster.
         self._sizes: Sequence[int] = ()
@@ -126,7 +127,7 @@ class Scheduler:
         for generation, scored in self._scored(self._asks(alive)):
             try:
                 generation.answer(scored)
-            except Exception as error:  # only of this generation
+            except Exception as error:  # the other generations go on
                 self._failed[generation] = error
         return len([1 for each in alive if each.has_begun]) > 0
 
@@ -268,7 +269,7 @@ class Scheduler:
         if sizes == self._sizes and self._n_same < _N_SAME:
             self._n_same += 1
             return self._was_faster
-        curve = self._pair.profile.costs.curve  # interpolated anew after each pass: 0.1 ms
+        curve = self._pair.profile.costs.curve  # read once: interpolating it takes 0.1 ms
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
         # Beyond the measured sizes, an extra prompt token is cheap.
         self._was_faster = max(sizes) > len(curve) or cost[0] < sum(cost[1:])

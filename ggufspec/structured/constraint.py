@@ -17,9 +17,11 @@ from ggufspec.decoding.types import n_same
 from ggufspec.errors import ConstraintError, OptionError
 from ggufspec.structured.limits import Pieces, limited_matcher, summary
 
-_N_CONTINUATIONS = 8  # number of continuations tried to see whether the last token would merge
+_N_CONTINUATIONS = (
+    8  # next tokens that are tried, to see whether the last forced token merges with them
+)
 
-# A longer forced text is drafted in parts: a{1000000} is forced as a whole.
+# Longer forced texts are drafted in parts of this size: a{1000000} forces a million bytes.
 _MAX_FORCED_BYTES = 1024
 
 # Limits of processor time for a mask and for a forced text. llguidance's own limits end a mask
@@ -57,9 +59,10 @@ class TokenTable:
         )
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of a text. Raises OptionError if it cannot be compiled.
+        """A matcher at the beginning of a text. Raises OptionError if `grammar` cannot be compiled.
 
-        It is compiled anew, not copied: copies share the use of limits, until all texts fail.
+        The grammar is compiled for each matcher: copies of one share its limits, so that all texts
+        fail once these are used up.
         """
         made = _with_deep_stack(lambda: limited_matcher(self._tokenizer, grammar))
         if made.is_error():
@@ -140,7 +143,8 @@ class GrammarConstraint:
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
         """The usual tokens of the text that must follow `tokens`; empty if several may follow.
 
-        A last token that most continuations merge into a longer one is left out: " " before "true".
+        The last token is left out if the tokenizer would merge it with most continuations, such as
+        " " before "true".
         """
         if not self._stand_after(tokens):
             return ()
@@ -155,7 +159,7 @@ class GrammarConstraint:
         text, began = self._text[:], thread_time()
         data, special, _ = self._matcher.compute_ff_bytes().partition(b"\xff")
         self._forced_seconds = thread_time() - began
-        if special:  # else llguidance would now expect the token's name instead of the token
+        if special:  # llguidance would now expect the special token's name, not the token
             self._read(text, again=True)
         data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
         before = self._table.pieces[text[-1]] if text else b""
@@ -191,7 +195,7 @@ class GrammarConstraint:
         return self._read(array("i", tokens[self._n_start :]))
 
     def _read(self, text: array[int], *, again: bool = False) -> bool:
-        if again or self._matcher.is_error():  # an error is permanent: other texts need a new one
+        if again or self._matcher.is_error():  # a matcher does not recover from an error
             self._matcher = self._new_matcher()
             del self._text[:]
             self._masks = {}
