@@ -18,11 +18,11 @@ from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.session import PreparedScore
 
 _MOST_WAITED = 0.8  # maximum seconds of a pass with a prompt's piece, beside other texts
-_MOST_ALONE = 1.0  # the same if no text waits: a new one, or Ctrl-C, waits for the end of the pass
-# Minimum tokens of a piece. Smaller passes cost more per token: Qwen 1.5B Q4_0 takes 13 ms per token
-# in passes of 16, 11 ms in passes of 32. With flash attention on CPUs the minimum is 64: after 4,096
-# tokens, SmolLM2 takes 14 ms per token in passes of 16 or 32, and 6 ms from 64 on (without flash
-# attention 5 ms from 32 on).
+_MOST_ALONE = 1.0  # the same if no text waits: a new text, or Ctrl-C, waits for its end
+# Minimum tokens of a piece. Smaller passes cost more per token: Qwen 1.5B Q4_0 takes 13 ms per
+# token in passes of 16, 11 ms in passes of 32. With flash attention on CPUs the minimum is 64:
+# after 4,096 tokens, SmolLM2 takes 14 ms per token in passes of 16 or 32, and 6 ms from 64 on
+# (without flash attention 5 ms from 32 on).
 _LEAST_PIECE, _LEAST_PIECE_FLASH = 32, 64
 _N_SAME = 16  # passes of equal sizes, after which it is decided again whether to share one
 # A thread that has taken a chunk usually asks for the next one at once. Until then its text may be
