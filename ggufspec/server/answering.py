@@ -73,7 +73,7 @@ async def _frames(
     except ApiError as error:
         if not has_begun:
             raise
-        yield framing.frame(renderer.error(error))
+        yield b"".join(map(framing.frame, renderer.error(error)))
 
 
 class _EventStream(StreamingResponse):

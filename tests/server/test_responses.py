@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -367,9 +368,24 @@ def test_a_client_that_leaves_frees_the_slot(endless: Engine) -> None:
 
 def test_a_stream_that_fails_says_so(endless: Engine) -> None:
     with serving(endless, timeout=0.5) as live:
-        *_, last = events_of(live.post("/v1/responses", input="hello", stream=True))
+        events = events_of(live.post("/v1/responses", input="hello", stream=True))
+    last = events[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"]["code"] == "server_error"
     assert "--timeout" in last["response"]["error"]["message"]
-    assert last["response"]["output"]
+    (item,) = last["response"]["output"]
+    text = "".join(event.get("delta", "") for event in events)
+    assert item["status"] == "incomplete"
+    assert item["content"][0]["text"] == text != ""
+
+
+def test_a_stream_that_fails_while_it_waits_has_its_first_events(endless: Engine) -> None:
+    body: dict[str, Any] = {"input": "hello", "stream": True}
+    with serving(endless, timeout=2, keep_alive=0.05) as live, ExitStack() as stack:
+        for _ in range(endless.n_slots):
+            stack.enter_context(live.client.stream("POST", "/v1/responses", json=body))
+        assert comes_true(lambda: live.service.worker.n_running == endless.n_slots)
+        events = events_of(live.post("/v1/responses", **body))
+    kinds = [event["type"] for event in events]
+    assert kinds == ["response.created", "response.in_progress", "response.failed"]

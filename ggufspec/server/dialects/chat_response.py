@@ -63,14 +63,14 @@ class CompletionRenderer:
         last = self._chunk(choice, {}, statistics, finish_reason=choice.finish_reason)
         return [*chunks, last | {"timings": timings([choice])}]
 
-    def error(self, error: ApiError) -> dict[str, Any]:
+    def error(self, error: ApiError) -> list[dict[str, Any]]:
         """The last chunk of a failed stream: the error, and the unfinished choices."""
         cut = [
             self._choice(choice, {}, finish_reason="error")
             for choice in self._choices
             if choice.finish_reason is None
         ]
-        return {**error.body, **self._chunk_of(cut, None)}
+        return [{**error.body, **self._chunk_of(cut, None)}]
 
     def body(self) -> dict[str, Any]:
         """The body of a response without streaming."""

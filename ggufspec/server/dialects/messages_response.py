@@ -61,9 +61,9 @@ class MessageRenderer:
         content = [_block(part) for part in self._answer.parts]
         return {**self._head, "content": content, **self._stop(), "usage": self._usage()}
 
-    def error(self, error: ApiError) -> dict[str, Any]:
+    def error(self, error: ApiError) -> list[dict[str, Any]]:
         """The last event of a failed stream."""
-        return anthropic_error(error)
+        return [anthropic_error(error)]
 
     def _block_events(self, step: Step) -> Iterator[dict[str, Any]]:
         part, text = step.part, step.delta.text

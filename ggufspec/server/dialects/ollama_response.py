@@ -40,9 +40,9 @@ class OllamaRenderer:
         answer = self._answer
         return self._line(answer.text, answer.joined("reasoning"), self._calls()) | self._end()
 
-    def error(self, error: ApiError) -> dict[str, Any]:
+    def error(self, error: ApiError) -> list[dict[str, Any]]:
         """The last line of a failed stream."""
-        return {"error": error.detail}
+        return [{"error": error.detail}]
 
     def _line(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}

@@ -54,5 +54,5 @@ class Renderer(Protocol):
     def body(self) -> Document:
         """The body of a response without streaming, after the last event."""
 
-    def error(self, error: ApiError) -> Document:
-        """The last document of a failed stream."""
+    def error(self, error: ApiError) -> Sequence[Document]:
+        """The last documents of a failed stream."""

@@ -57,15 +57,19 @@ class ResponsesRenderer:
         """The whole response."""
         return self._response
 
-    def error(self, error: ApiError) -> Document:
-        """The last event of a failed stream."""
+    def error(self, error: ApiError) -> list[Document]:
+        """The last events of a failed stream; clients need the first ones of a stream, too."""
+        documents = [] if self._n_events else self._begin()
+        if self._items:
+            part = self._answer.parts[len(self._items) - 1]
+            self._items[-1] = _item(part, self._items[-1]["id"], "incomplete")
         code = "rate_limit_exceeded" if error.status_code == 429 else "server_error"
         self._response |= {
             "status": "failed",
             "error": {"code": code, "message": error.detail},
             "output": self._items,
         }
-        return self._event("response.failed", response=self._response)
+        return [*documents, self._event("response.failed", response=self._response)]
 
     def _begin(self) -> list[Document]:
         return [
