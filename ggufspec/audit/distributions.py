@@ -82,7 +82,7 @@ def rule_error(
     of the mean outcome from `target_probs`; the resolution is how much the lattices differ. A
     lossless rule has an error of about the resolution, which grows with n_vocab: see `likeliest`.
     """
-    # As in the decoding loop, the rule gets float32; its outcome is compared with these numbers.
+    # The rule gets float32, as in decoding; its outcome is compared with the float32 target.
     draft, target = (row.astype(np.float32) for row in (draft_probs, target_probs))
     possible = np.flatnonzero(draft > 0).tolist()
     n_drafted = min(n_siblings, len(possible))

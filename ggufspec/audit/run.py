@@ -46,7 +46,7 @@ _N_SINGLE_TEXTS = 8  # number of texts whose distributions are also computed tok
 _N_SINGLE_TOKENS = 32  # tokens of each such text: each distribution takes n_vocab doubles
 _N_GREEDY_TEXTS = 8
 _N_RULE_POSITIONS = 8
-_N_WHOLE_TEXTS = 500  # maximum plain, and speculative, texts that are compared as a whole
+_N_WHOLE_TEXTS = 500  # maximum texts compared as a whole, for each way of decoding
 _ORDERS = ("draft/target ratio", "target probability")  # rankings of the tokens, descending
 _PLAIN = "none"
 _PLAIN_RULE = "match"  # draws from the target, so plain texts do not depend on the audited rule
@@ -244,14 +244,14 @@ class _Audit:
     ) -> Iterator[Distribution]:
         """Yields a model's distribution before each token of a text.
 
-        `in_batches`: computed for several tokens together, as in verification. A draft of another
-        vocabulary, or a head, yields zeros if it lacks all tokens that may follow, its context is
-        full, or it needs more than one token (EAGLE-3).
+        `in_batches`: computes several tokens together, as in verification. Yields zeros where a
+        draft of another vocabulary, or a head, cannot predict: it has no token that may follow, its
+        context is full, or it needs more than one token (EAGLE-3).
         """
         engine, tokens = self._engine, [*prompt, *text]
         sampling = scoring.sampling(engine, prompt, **self._settings.options)
         n_together = self._settings.n_together if in_batches else 1
-        n_beside = n_together // 3 if self._has_trees else 0  # in a branch of other tokens
+        n_beside = n_together // 3 if self._has_trees else 0  # tokens of another branch
         n_together -= n_beside
         for at in range(len(prompt), len(tokens), n_together):
             before, piece = tokens[:at], tokens[at : at + n_together]

@@ -19,7 +19,7 @@ def search_layers(
     seconds: float,
     progress: Progress | None = None,
 ) -> list[frozenset[int]]:
-    """Sets of layers to leave out: the best one of `n_wanted` layers; without it, the best two.
+    """Sets of layers to leave out: the best of size `n_wanted`; if None, the best two sets.
 
     `score(layers)`: quality of the model without these layers. Single layers are tried first, from
     the middle outwards, then the best sets with one more layer, until `seconds` are over or,

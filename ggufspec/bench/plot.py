@@ -26,7 +26,7 @@ _WIDTH, _HEIGHT = 9.0, 5.7  # inches
 _BAR_HEIGHT = 0.24  # inches
 _DPI = 200
 _N_COLUMNS = 4  # of the legend
-_N_BAR = 30  # longest contender's name at a bar, in characters
+_N_BAR = 30  # maximum characters of a name beside a bar
 # Okabe and Ito's colours, except those too light on white: https://jfly.uni-koeln.de/color/
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vP"

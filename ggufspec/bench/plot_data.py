@@ -37,7 +37,7 @@ class SpeedupLine:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """`shares[i]`: share of drafts with tokens 0 to i accepted, among those of more than i."""
+    """`shares[i]`: of the drafts with over i tokens, the share with tokens 0 to i accepted."""
 
     number: int
     name: str  # the draft length
@@ -47,7 +47,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The number of tokens of one text after each round, starting with 0, and the time then."""
+    """One text's token counts and times: 0 at the start, then one value after each round."""
 
     name: str
     tokens: Sequence[int]
@@ -111,7 +111,7 @@ def acceptances(results: BenchResults) -> list[Acceptance]:
 def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
     """(sizes, seconds): numbers of tokens of target passes, and the median seconds of each.
 
-    Leaves out sizes that occurred rarely. Both are empty unless one token and a larger size remain.
+    Leaves out sizes that occurred rarely. Both are empty unless size 1 and a larger one remain.
     """
     names = {contender.name for contender in results.contenders if contender.model == "pair"}
     passes = defaultdict(list)
@@ -144,7 +144,7 @@ def rate_bars(results: BenchResults) -> tuple[list[tuple[Summary, Speedup | None
 def timelines(results: BenchResults) -> TimelinePair | None:
     """A text of the contender with the best speed-up, and the same text by plain decoding.
 
-    Of all such pairs, the one with the median speed-up; None if no rounds are known.
+    Takes the text with the median speed-up. Returns None if no rounds are known.
     """
     compared = [row for row in summarize(results) if row.speedup]
     for row in sorted(compared, key=_ratio, reverse=True):
@@ -165,7 +165,7 @@ def timelines(results: BenchResults) -> TimelinePair | None:
 
 
 def _series(results: BenchResults) -> list[tuple[str, list[Summary]]]:
-    """The best summaries of speculative contenders, grouped by all options but the length."""
+    """(name, summaries) of the best series: contenders that differ only in draft length."""
     found: dict[str, list[Summary]] = {}
     for row in summarize(results):
         if row.contender.baseline is not None or row.by_position:

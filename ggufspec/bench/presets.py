@@ -66,7 +66,7 @@ class Preset:
 
 
 def _with_variants(made: list[Contender], rules: Mapping[str, str]) -> list[Contender]:
-    """The contenders, with the last one replaced by one per rule if there are rules."""
+    """The contenders; if there are rules, the last one becomes one for each rule."""
     *others, last = made
     variants = [
         replace(last, name=name, options={**last.options, "verify": rule})

@@ -57,7 +57,7 @@ class Experiment:
     chat: bool | None = None
 
     def of_pair(self, pair: str) -> Experiment:
-        """The same experiment for one of several pairs; "" if there is only one pair."""
+        """The experiment for one of several pairs; `pair` is "" if there is only one."""
         if not pair:
             return self
         return replace(self, contenders=[each.of_pair(pair) for each in self.contenders])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
 SAVE_SECONDS = 2.0  # minimum time between two writes of the file
-SAVE_SHARE = 0.05  # of the running time, for writing the file, which takes seconds with many texts
+SAVE_SHARE = 0.05  # maximum share of the time spent on writes: one takes seconds with many texts
 
 
 def _listed(kind: click.ParamType[Any], what: str) -> Callable[..., tuple[Any, ...]]:

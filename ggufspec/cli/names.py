@@ -63,7 +63,7 @@ class PairOptions:
         from ggufspec.models.names import local_file
 
         drafts = [name.strip() for name in (self.draft or "").split(",")]
-        if len(drafts) == 1 or local_file(self.draft or "") is not None:  # with a comma
+        if len(drafts) == 1 or local_file(self.draft or "") is not None:  # "a,b.gguf"
             return {"": self.find()}
         if len(drafts) > MOST_DRAFTS:
             raise _bad_drafts(f"{len(drafts)} drafts were given; give at most {MOST_DRAFTS}")

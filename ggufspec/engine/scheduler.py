@@ -18,13 +18,13 @@ from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.session import PreparedScore
 
 _MOST_WAITED = 0.8  # maximum seconds of a pass with a prompt's piece, beside other texts
-_MOST_ALONE = 1.0  # the same if no text waits: a new text, or Ctrl-C, waits for its end
+_MOST_ALONE = 1.0  # the same without other texts; a new text or Ctrl-C waits that long
 # Minimum tokens of a piece. Smaller passes cost more per token: Qwen 1.5B Q4_0 takes 13 ms per
 # token in passes of 16, 11 ms in passes of 32. With flash attention on CPUs the minimum is 64:
 # after 4,096 tokens, SmolLM2 takes 14 ms per token in passes of 16 or 32, and 6 ms from 64 on
 # (without flash attention 5 ms from 32 on).
 _LEAST_PIECE, _LEAST_PIECE_FLASH = 32, 64
-_N_SAME = 16  # passes of equal sizes, after which it is decided again whether to share one
+_N_SAME = 16  # after this many passes of equal sizes, decide again whether to share one
 # A thread that has taken a chunk usually asks for the next one at once. Until then its text may be
 # advanced in this many passes of others, and its slot is kept for this many seconds.
 _MOST_AHEAD, _SECONDS_AWAY = 2, 0.1
@@ -32,8 +32,8 @@ _SECONDS_BETWEEN = 0.002  # until a thread without a slot tries again
 # A thread that has computed a pass for others sleeps until they have taken their chunks, at most
 # this many seconds: else it would take the lock again before they wake.
 _SECONDS_GIVEN, _SECONDS_ASLEEP = 0.005, 0.0001
-# A shorter prompt goes first if it arrives less than this many seconds later, per token by which it
-# is shorter. A large model on a CPU takes about this long for a token.
+# A prompt that is k tokens shorter goes first if it arrives less than k times this many seconds
+# later. A large model on a CPU takes about this long for a token.
 _SECONDS_OVERTAKEN = 0.03
 
 Failures = list[tuple[Generation, Exception]]
@@ -45,7 +45,7 @@ class _Wanted:
     """A generation, and when a thread last asked for it (`asked_at`)."""
 
     is_waiting: bool = True
-    n_ahead: int = 0  # passes in which it was advanced since then
+    n_ahead: int = 0  # passes that advanced it since `asked_at`
     asked_at: float = field(default_factory=perf_counter)
 
 
@@ -160,7 +160,7 @@ class Scheduler:
         reading = sorted([each for each in alive if each.is_reading], key=_turn)
         n_most = target.n_batch - target.n_rows * len(alive)
         n_most = max(min(n_most, self._n_piece if writing else self._n_alone), self._n_least)
-        # Not a generator: Ctrl-C would be lost if it came while an unfinished one is closed.
+        # A list, not a generator: closing an unfinished generator can lose Ctrl-C.
         for generation in [*writing, *reading]:
             if is_reading := generation.is_reading:
                 # Two generations in one slot would process their texts again at each round: one
@@ -260,7 +260,7 @@ class Scheduler:
                 for generation, ask in asks
             ]
         except (DecodeError, ClosedError):
-            return ()  # the one that fails is found when each has a pass of its own
+            return ()  # separate passes then show which one fails
         return parts if sum(part.n_rows for part in parts) <= target.n_outputs else ()
 
     def _is_faster(self, sizes: Sequence[int]) -> bool:
@@ -277,7 +277,7 @@ class Scheduler:
         return self._was_faster
 
     def _decode(self, parts: Sequence[BatchPart]) -> bool:
-        """Decode one pass over all parts; false if it failed, and each needs its own pass."""
+        """Decode all parts in one pass. False: it failed, so each part needs its own pass."""
         try:
             self._pair.target.decode_together(parts)
         except DecodeError:
@@ -286,5 +286,5 @@ class Scheduler:
 
 
 def _turn(generation: Generation) -> float:
-    """Sort key of its prompt: arrival plus a delay by length, so shorter ones may go first."""
+    """Sort key of prompts: arrival plus a delay by length, so shorter ones may go first."""
     return generation.arrived_at + _SECONDS_OVERTAKEN * generation.n_prompt

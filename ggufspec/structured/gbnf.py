@@ -30,8 +30,8 @@ def lark_of_gbnf(gbnf: str) -> str:
     """A GBNF grammar in Lark. Raises OptionError.
 
     A rule that does not refer to itself, even indirectly, becomes a terminal, which takes the
-    longest match. If `root` does not become a terminal, repeated spaces do not either, because a
-    required space or line end often follows them.
+    longest match. If `root` is no terminal, repeated spaces stay rules: as terminals they
+    would take the space or line end that often must follow them.
     """
     n_rules = gbnf.count("::=")
     if n_rules > MAX_RULES:
@@ -127,7 +127,7 @@ def _character(char: str) -> str:
 
 
 def _set(text: str) -> str:
-    """A set of characters such as [^a-z] for Rust; only "-" between two characters is special."""
+    """A set such as [^a-z] for Rust; special are a leading "^", and "-" between characters."""
     negation = "^" if text.startswith("[^") else ""
     inside = text[1 + len(negation) : -1]
     written, at = "", 0
