@@ -232,7 +232,7 @@ def test_texts_that_share_passes_have_constraints_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"grammar": 'root ::= "a', "json_schema": None}, "nothing closes"),
+        ({"grammar": 'root ::= "a', "json_schema": None}, "never closed"),
         ({"grammar": 'start: "a'}, "grammar cannot be used"),
         ({"grammar": "start: nothing"}, "unknown name"),
         ({"grammar": "start: start"}, "no text can match"),
