@@ -388,4 +388,5 @@ def test_a_stream_that_fails_while_it_waits_has_its_first_events(endless: Engine
         assert comes_true(lambda: live.service.worker.n_running == endless.n_slots)
         events = events_of(live.post("/v1/responses", **body))
     kinds = [event["type"] for event in events]
-    assert kinds == ["response.created", "response.in_progress", "response.failed"]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.failed"  # a slot may become free just before its own timeout
