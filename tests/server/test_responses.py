@@ -297,9 +297,21 @@ def test_a_store_drops_the_oldest() -> None:
 @pytest.mark.parametrize(
     ("asked", "param", "told"),
     [
-        ({"input": [{"type": "mcp_call"}]}, "input.0", "'mcp_call' is not supported"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0", "'web_search' is not supported"),
-        ({"tool_choice": {"type": "mcp"}}, "tool_choice", "'mcp' is not supported"),
+        (
+            {"input": [{"type": "mcp_call"}]},
+            "input.0",
+            "items of type 'mcp_call' are not supported",
+        ),
+        (
+            {"tools": [{"type": "web_search"}]},
+            "tools.0",
+            "tools of type 'web_search' are not supported",
+        ),
+        (
+            {"tool_choice": {"type": "mcp"}},
+            "tool_choice",
+            "tool choices of type 'mcp' are not supported",
+        ),
         ({"background": True}, "background", "is not supported"),
         ({"conversation": "conv_1"}, "conversation", "is not supported"),
         ({"prompt": {"id": "p"}}, "prompt", "is not supported"),
@@ -312,7 +324,7 @@ def test_a_store_drops_the_oldest() -> None:
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input.0.message.content.0",
-            "'input_image' is not supported",
+            "parts of type 'input_image' are not supported",
         ),
         (
             {

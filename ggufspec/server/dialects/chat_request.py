@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
+from pydantic_core import PydanticCustomError
 
 from ggufspec.server.errors import ApiError
 from ggufspec.server.schema import ChatRequest, GenerationBody
@@ -30,6 +31,29 @@ def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
         raise RequestValidationError(found) from error
+
+
+def of_type(what: str, *types: str | None, default: str | None = None) -> BeforeValidator:
+    """Refuses objects of other types by name, before their fields are checked.
+
+    An object without a type gets `default`.
+    """
+
+    def check(value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        found = value.get("type", default)
+        if found not in types:
+            message = "{what} of type {found} are not supported; this server reads {types}"
+            facts = {
+                "what": what,
+                "found": repr(found)[:100],
+                "types": ", ".join(filter(None, types)),
+            }
+            raise PydanticCustomError("type_of_object", message, facts)
+        return {**value, "type": found}
+
+    return BeforeValidator(check)
 
 
 def thinking_variables(wanted: bool | str | None) -> dict[str, bool]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ggufspec.server.dialects.chat_request import as_chat, thinking_variables
+from ggufspec.server.dialects.chat_request import as_chat, of_type, thinking_variables
 from ggufspec.server.schema import N_STOPS, Body, ChatRequest, GenerationBody, Stop
 
 # Claude Code's first block changes with each request, so it would keep the cache from being used.
@@ -21,20 +21,6 @@ _ROLES = {  # of the messages that have a type of block; the others are in any
     "tool_result": "user",
 }
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
-
-
-def _one_of(what: str, *types: str) -> BeforeValidator:
-    """Refuses objects of other types, and names the type, before their fields are validated."""
-
-    def check(value: object) -> object:
-        found = value.get("type", types[0]) if isinstance(value, dict) else types[0]
-        if found is not None and found not in types:
-            message = "{what} of type {found} are not supported; this server reads {types}"
-            facts = {"what": what, "found": repr(found)[:100], "types": ", ".join(types)}
-            raise PydanticCustomError("type_of_object", message, facts)
-        return value
-
-    return BeforeValidator(check)
 
 
 class TextBlock(Body):
@@ -65,7 +51,7 @@ class ToolUseBlock(Body):
     input: dict[str, Any]
 
 
-TextBlocks = list[Annotated[TextBlock, _one_of("blocks", "text")]]
+TextBlocks = list[Annotated[TextBlock, of_type("blocks", "text")]]
 
 
 class ToolResultBlock(Body):
@@ -83,7 +69,7 @@ Block = Annotated[
         TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
         Field(discriminator="type"),
     ],
-    _one_of("blocks", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    of_type("blocks", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 
 
@@ -116,6 +102,9 @@ class CustomTool(Body):
     input_schema: dict[str, Any]
     input_examples: list[dict[str, Any]] | None = None
     strict: bool | None = Field(None, description="true: calls match the schema.")
+
+
+AnyTool = Annotated[CustomTool, of_type("tools", "custom", None, default="custom")]
 
 
 class ToolChoice(Body):
@@ -161,7 +150,9 @@ class MessagesRequest(GenerationBody):
     max_tokens: int = Field(ge=1, le=2**31)
     messages: list[Message] = Field(min_length=1)
     system: str | TextBlocks | None = None
-    tools: list[Annotated[CustomTool, _one_of("tools", "custom")]] | None = None
+    tools: (
+        list[Annotated[CustomTool, of_type("tools", "custom", None, default="custom")]] | None
+    ) = None
     tool_choice: ToolChoice | None = None
     stop_sequences: list[Stop] | None = Field(None, max_length=N_STOPS)
     thinking: Thinking | None = None

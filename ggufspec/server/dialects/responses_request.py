@@ -5,29 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter
-from pydantic_core import PydanticCustomError
+from pydantic import Field, TypeAdapter
 
 from ggufspec.server import schema
-from ggufspec.server.dialects.chat_request import as_chat, thinking_variables
+from ggufspec.server.dialects.chat_request import as_chat, of_type, thinking_variables
 from ggufspec.server.errors import ApiError
 
 _LOGPROBS = "message.output_text.logprobs"
-
-
-def _of_type(what: str, *types: str, default: str | None = None) -> BeforeValidator:
-    """Refuses objects of other types, and names the type; `default` is for objects without one."""
-
-    def check(value: object) -> object:
-        if not isinstance(value, dict) or (found := value.get("type", default)) in types:
-            return {**value, "type": found} if isinstance(value, dict) else value
-        raise PydanticCustomError(
-            "not_supported",
-            "{found} is not supported as the type of {what}; send {types}",
-            {"found": repr(found)[:100], "what": what, "types": " or ".join(types)},
-        )
-
-    return BeforeValidator(check)
 
 
 class Item(schema.Body):
@@ -44,7 +28,7 @@ class TextContent(Item):
 
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_Texts = list[Annotated[TextContent, _of_type("a part", *_TEXTS)]]
+_Texts = list[Annotated[TextContent, of_type("parts", *_TEXTS)]]
 
 
 class MessageItem(Item):
@@ -90,8 +74,8 @@ class ItemReference(Item):
 StoredItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
 AnyItem = Annotated[
     Annotated[StoredItem | ItemReference, Field(discriminator="type")],
-    _of_type(
-        "an item",
+    of_type(
+        "items",
         *("message", "function_call", "function_call_output", "reasoning", "item_reference"),
         default="message",
     ),
@@ -149,10 +133,10 @@ class ResponsesRequest(schema.GenerationBody):
     previous_response_id: str | None = Field(None, description="Id of a stored response.")
     store: bool = Field(True, description="Keep the response in memory, for later requests.")
     max_output_tokens: schema.MaxTokens = None
-    tools: list[Annotated[FunctionTool, _of_type("a tool", "function")]] | None = None
+    tools: list[Annotated[FunctionTool, of_type("tools", "function")]] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ChosenFunction | AllowedTools | None,
-        _of_type("tool_choice", "function", "allowed_tools"),
+        of_type("tool choices", "function", "allowed_tools"),
     ] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
