@@ -26,11 +26,10 @@ from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.model import Model
 from ggufspec.llama.quantize import quantization_number, requantize
 from ggufspec.llama.timing import FilledContext, time_interleaved
-from ggufspec.models.gguf_file import write
+from ggufspec.models.gguf_file import TYPES, write
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model
 from ggufspec.models.shape import shape_of
-from ggufspec.models.tensors import TYPES
 from ggufspec.models.trim import required_tokens, trimmed
 from ggufspec.models.trim_facts import trim_of
 from ggufspec.models.vocabulary_overlap import has_same_tokens

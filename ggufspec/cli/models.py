@@ -25,7 +25,7 @@ from ggufspec.models.download import hashes_of
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import head_text, is_head
 from ggufspec.models.hub import Transient, is_offline
-from ggufspec.models.names import parse
+from ggufspec.models.local import parse
 from ggufspec.models.pull import Mismatch, locate
 from ggufspec.models.pull import check as check_one
 from ggufspec.models.pull import pull as pull_one

@@ -60,7 +60,7 @@ class PairOptions:
         A single draft has the name "". Raises GgufspecError, BadParameter.
         """
         from ggufspec.models.header import read_header
-        from ggufspec.models.names import local_file
+        from ggufspec.models.local import local_file
 
         drafts = [name.strip() for name in (self.draft or "").split(",")]
         if len(drafts) == 1 or local_file(self.draft or "") is not None:  # "a,b.gguf"

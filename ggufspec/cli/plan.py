@@ -21,18 +21,17 @@ from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.models.adapters import adapters_of
+from ggufspec.models.gguf_file import DENSE, EXPERTS
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import is_head
 from ggufspec.models.named_shape import adapted_shape, shape_of_name, shapes_of_pair
 from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape
-from ggufspec.models.tensors import DENSE, EXPERTS
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
-from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.overrides import on_cpu
 from ggufspec.placement.plan import OffloadPlan, PlacementOptions, alternatives, ffn_name
-from ggufspec.placement.speeds import experts_note
+from ggufspec.placement.speeds import Gpu, Machine, experts_note
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(i?))?(B?)\s*", re.IGNORECASE)
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free

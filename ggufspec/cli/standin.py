@@ -53,7 +53,7 @@ def command(
       ggufspec run --target target.gguf --draft draft.gguf --compare -p "Once"
     """
     from ggufspec import standin
-    from ggufspec.models.names import local_file
+    from ggufspec.models.local import local_file
 
     source = local_file(like)
     standin.check_path(path, force=force, sources=[source] if source else [])

@@ -20,7 +20,6 @@ from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import DraftFile, check_model, is_head
 from ggufspec.models.key_overrides import NO_ROPE, KeyOverrides, Rope, with_key_overrides
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of, with_kept
-from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import n_rollback
 from ggufspec.placement.overrides import Overrides, check_buffers, check_patterns, on_cpu, stays
 from ggufspec.placement.plan import (
@@ -30,7 +29,7 @@ from ggufspec.placement.plan import (
     longest_context,
     plan_offload,
 )
-from ggufspec.placement.speeds import PassTimes
+from ggufspec.placement.speeds import Gpu, Machine, PassTimes
 
 # Shares of the free memory of GPUs that further attempts plan with: a driver may report memory as
 # free that other programs use. The last attempt leaves GPUs out.

@@ -19,8 +19,15 @@ from ggufspec.llama.devices import machine, offload_devices
 from ggufspec.llama.kernel_choice import SIZES
 from ggufspec.llama.model import Model
 from ggufspec.models.shape import ModelShape
-from ggufspec.placement.machine import Gpu, Machine
-from ggufspec.placement.speeds import GPU_SLOPE, HOST_BANDWIDTH, HOST_SLOPE, PassTimes, type_note
+from ggufspec.placement.speeds import (
+    GPU_SLOPE,
+    HOST_BANDWIDTH,
+    HOST_SLOPE,
+    Gpu,
+    Machine,
+    PassTimes,
+    type_note,
+)
 
 _FEW = 8  # tokens of a pass that verifies a short draft
 # A GPU's speed measured with a smaller model is used if that has at least this share of the bytes:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import llama_cpp
 
 from ggufspec.llama.log import listening
-from ggufspec.placement.machine import Gpu
 from ggufspec.placement.overrides import Overrides, check_buffers
+from ggufspec.placement.speeds import Gpu
 
 POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 Signature = tuple[Any, list[Any]]  # the types of a C function: result, arguments

@@ -10,10 +10,9 @@ import llama_cpp
 from ggufspec.common.files import whole_file
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.llama.log import listening, log
-from ggufspec.models.gguf_file import check_path
+from ggufspec.models.gguf_file import TYPES, check_path
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.quantization import FILE_TYPES
-from ggufspec.models.tensors import TYPES
 
 # By the names of llama-quantize: (llama_ftype, the type of most tensors).
 _KNOWN = {**FILE_TYPES, "IQ4_NL": (25, "IQ4_NL"), "IQ4_XS": (30, "IQ4_XS")}

@@ -19,8 +19,8 @@ from ggufspec.llama.build import backends
 from ggufspec.llama.devices import POINTER, SIZE, TEXT
 from ggufspec.llama.install import build_command
 from ggufspec.llama.log import listening
-from ggufspec.placement.machine import Gpu
 from ggufspec.placement.rpc_address import Address, greet, resolved
+from ggufspec.placement.speeds import Gpu
 
 _in_use: set[Address] = set()  # by engines of this process
 

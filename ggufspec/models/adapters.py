@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ggufspec.common import validate
 from ggufspec.errors import ModelError, OptionError
+from ggufspec.models.gguf_file import Tensor
 from ggufspec.models.header import Header, read_one
-from ggufspec.models.tensors import Tensor
 
 _A, _B = ".lora_a", ".lora_b"
 _UNUSED = "_norm.weight"  # llama.cpp ignores these

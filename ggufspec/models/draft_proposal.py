@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from ggufspec.errors import ModelError, VocabError
-from ggufspec.models import local, names
+from ggufspec.models import local
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model, head_of, is_head
@@ -42,7 +42,7 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
     Raises ModelError if none fits.
     """
     known = registry or load_registry()
-    named = names.parse(target, known)
+    named = local.parse(target, known)
     paths = locate(target, known)
     drafts: list[_Candidate] = []
     if paths:
@@ -150,7 +150,7 @@ def _writes_text(header: Header) -> bool:
     return is_whole and not is_head(header) and bool(is_decoder and header.tokens)
 
 
-def _entry_of(named: names.Named, known: Registry) -> ModelEntry | None:
+def _entry_of(named: local.Named, known: Registry) -> ModelEntry | None:
     """The registered model, or another quantization of it in the same repository."""
     if isinstance(named, ModelEntry):
         return named

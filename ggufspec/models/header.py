@@ -17,9 +17,8 @@ from typing import Any, BinaryIO
 
 from ggufspec.common.files import is_stream
 from ggufspec.errors import ModelError
-from ggufspec.models.gguf_file import ARRAY, SCALARS, STRING
+from ggufspec.models.gguf_file import ARRAY, QUANTIZATIONS, SCALARS, STRING, TYPES_BY_NUMBER, Tensor
 from ggufspec.models.quants import whole_split
-from ggufspec.models.tensors import QUANTIZATIONS, TYPES_BY_NUMBER, Tensor
 
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)

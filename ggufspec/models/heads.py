@@ -8,7 +8,6 @@ from typing import Literal
 from ggufspec.common.facts import counted
 from ggufspec.errors import ModelError
 from ggufspec.models.adapters import check_no_adapter
-from ggufspec.models.feature_heads import dflash, eagle3
 from ggufspec.models.head_facts import (
     ASSISTANT,
     DFLASH,
@@ -19,6 +18,8 @@ from ggufspec.models.head_facts import (
     architectures,
     check_tokens,
     damaged,
+    dflash,
+    eagle3,
     kind_of,
     misfit,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ggufspec.errors import ModelError
-from ggufspec.models import names
+from ggufspec.models import local
 from ggufspec.models.adapters import Adapters, with_adapters
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
@@ -121,7 +121,7 @@ def shape_of_name(name: str) -> ModelShape:
     registry = load_registry()
     if (paths := locate(name, registry)) is not None:
         return shape_of(read_header(paths[0]))
-    named = names.parse(name, registry)
+    named = local.parse(name, registry)
     if isinstance(named, TrimEntry):
         return trimmed_shape(shape_of_name(named.of), named)
     if isinstance(named, ModelEntry):

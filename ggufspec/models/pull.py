@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import DownloadError
-from ggufspec.models import hub, local, names, quants
+from ggufspec.models import hub, local, quants
 from ggufspec.models.download import fetch
 from ggufspec.models.hub import RemoteFile
-from ggufspec.models.names import HubFiles, HubQuant
+from ggufspec.models.local import HubFiles, HubQuant
 from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry
 
 
@@ -29,7 +29,7 @@ def resolve(
     A file in the hub's cache is used without asking the hub for a newer one.
     Raises ModelError, DownloadError, CacheError, OptionError.
     """
-    if (path := names.local_file(name)) is not None:
+    if (path := local.local_file(name)) is not None:
         return path
     found = locate(name, registry)
     return (found or pull(name, registry=registry, offline=offline, progress=progress))[0]
@@ -37,7 +37,7 @@ def resolve(
 
 def locate(name: str, registry: Registry | None = None) -> tuple[Path, ...] | None:
     """The files of a model if they are on this machine, else None. Never asks the hub."""
-    named = names.parse(name, registry or load_registry())
+    named = local.parse(name, registry or load_registry())
     return (named,) if isinstance(named, Path) else local.find(named)
 
 
@@ -49,7 +49,7 @@ def pull(
     progress: NamedProgress | None = None,
 ) -> tuple[Path, ...]:
     """Downloads the newest version of a model; returns its files, with every hash checked."""
-    named = names.parse(name, registry or load_registry())
+    named = local.parse(name, registry or load_registry())
     if isinstance(named, Path):
         return (named,)
     if isinstance(named, TrimEntry) or offline or hub.is_offline():

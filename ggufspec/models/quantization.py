@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ggufspec.models.gguf_file import QUANTIZATIONS, TYPES, Tensor
 from ggufspec.models.header import Header, layer_of
 from ggufspec.models.registry import Dimensions
-from ggufspec.models.tensors import QUANTIZATIONS, TYPES, Tensor
 
 _Shaped = tuple[str, tuple[int, ...]]  # the innermost dimension first, as in a GGUF file
 

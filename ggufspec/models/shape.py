@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
+from ggufspec.models.gguf_file import DENSE, EXPERTS, Tensor
 from ggufspec.models.head_facts import DFLASH, EAGLE3, HeadFacts
 from ggufspec.models.header import Header, layer_of
 from ggufspec.models.heads import DraftFile, is_mtp_alone, read_draft
-from ggufspec.models.tensors import DENSE, EXPERTS, Tensor
 
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
 _EXPERTS = "_exps."

@@ -9,9 +9,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ggufspec.common import defaults
+from ggufspec.models.gguf_file import TYPES
 from ggufspec.models.head_facts import DFLASH_BATCH, EAGLE3_BATCH
 from ggufspec.models.shape import ModelShape
-from ggufspec.models.tensors import TYPES
 
 # Bytes per number in a KV cache, by type name.
 VALUE_BYTES = {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ggufspec.common import validate
 from ggufspec.errors import OptionError
-from ggufspec.models.tensors import DENSE, EXPERTS
+from ggufspec.models.gguf_file import DENSE, EXPERTS
 
 CPU = "CPU"  # ggml's name of its buffer type
 ALL = -1

@@ -12,9 +12,8 @@ from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.models.shape import ModelShape
-from ggufspec.placement.machine import Machine
 from ggufspec.placement.memory import CacheParams, ModelMemory
-from ggufspec.placement.speeds import PassTimes, predict_speed
+from ggufspec.placement.speeds import Machine, PassTimes, predict_speed
 
 _SPARE = 384 * 2**20  # bytes of each GPU left free for its driver and for fragmentation
 _LEAST_CTX = 1024

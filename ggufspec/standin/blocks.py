@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.models.tensors import TYPES
+from ggufspec.models.gguf_file import TYPES
 
 Bytes = NDArray[Any]  # uint8
 Signs = NDArray[np.int8]

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from ggufspec.common.files import write_whole
 from ggufspec.common.progress import Progress
 from ggufspec.errors import CacheError, OptionError
-from ggufspec.models.gguf_file import Chunk, GgufFile
+from ggufspec.models.gguf_file import TYPES, Chunk, GgufFile, Tensor
 from ggufspec.models.header import read_header
 from ggufspec.models.quantization import FILE_TYPES, n_params_of, tensors_of
 from ggufspec.models.registry import Dimensions
-from ggufspec.models.tensors import TYPES, Tensor
 from ggufspec.standin.embedded import embedded_target
 
 _RECIPE = 3  # raise it when the files that this module writes change

@@ -17,7 +17,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest
 from ggufspec.models.adapters import Adapter
-from ggufspec.models.tensors import DENSE, EXPERTS
+from ggufspec.models.gguf_file import DENSE, EXPERTS
 from ggufspec.placement.overrides import on_cpu
 
 GREEDY = Sampling(temperature=0)

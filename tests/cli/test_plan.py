@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 from ggufspec.cli.main import cli
 from ggufspec.engine.speeds import weights_note
 from ggufspec.llama import rpc
-from ggufspec.placement.machine import Gpu
-from ggufspec.placement.speeds import type_note
+from ggufspec.placement.speeds import Gpu, type_note
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import speeds
 from ggufspec.llama.devices import free_memory, gpus, offload_devices
-from ggufspec.placement.machine import Machine
+from ggufspec.placement.speeds import Machine
 
 PLACES = [(0, 0), (1, 0), (-1, 0), (0, -1), (1, -1), (-1, -1)]  # layers of target and draft
 APART = {(-1, 0), (0, -1)}

@@ -21,13 +21,13 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import Device
 from ggufspec.llama.model import Model
+from ggufspec.models.gguf_file import EXPERTS
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.shape import shape_of
-from ggufspec.models.tensors import EXPERTS
-from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import CacheParams, MemoryUse, ModelMemory, n_leaves
 from ggufspec.placement.overrides import on_cpu
 from ggufspec.placement.plan import PlacementOptions, plan_offload
+from ggufspec.placement.speeds import Gpu, Machine
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 MIB = 2**20

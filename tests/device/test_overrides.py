@@ -19,9 +19,9 @@ from ggufspec.errors import OptionError
 from ggufspec.llama import kernels
 from ggufspec.llama.devices import Device, gpus
 from ggufspec.llama.model import Model
+from ggufspec.models.gguf_file import DENSE, EXPERTS
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import shape_of
-from ggufspec.models.tensors import DENSE, EXPERTS
 from ggufspec.placement.memory import CacheParams, ModelMemory
 from ggufspec.placement.overrides import on_cpu
 

@@ -50,7 +50,7 @@ def load_where(path: Path, n_free: int, n_largest: int, **options: Any) -> Loade
         import json, sys
         import ggufspec
         from ggufspec.engine import fit
-        from ggufspec.placement.machine import Gpu
+        from ggufspec.placement.speeds import Gpu
         path, n_free, options = json.loads(sys.argv[1])
         fit.gpus = lambda: (Gpu("GPU", n_free),)
         with ggufspec.load(path, tuned=False, n_threads=1, **options) as engine:

@@ -19,9 +19,9 @@ from ggufspec.engine import fit, load
 from ggufspec.errors import ClosedError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
 from ggufspec.llama.model import Model
-from ggufspec.models.tensors import EXPERTS
-from ggufspec.placement.machine import Gpu
+from ggufspec.models.gguf_file import EXPERTS
 from ggufspec.placement.overrides import on_cpu, stays
+from ggufspec.placement.speeds import Gpu
 from ggufspec.standin import plan, source_of
 
 MIB = 2**20

@@ -24,7 +24,7 @@ from ggufspec.errors import ModelError, OptionError
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.models.adapters import Adapter
 from ggufspec.models.header import read_header
-from ggufspec.placement.machine import Gpu
+from ggufspec.placement.speeds import Gpu
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}

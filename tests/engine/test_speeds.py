@@ -15,8 +15,7 @@ from ggufspec.engine import fit, speeds
 from ggufspec.engine.calibration import settle
 from ggufspec.llama import attention, kernel_choice, model
 from ggufspec.llama.devices import Device
-from ggufspec.placement.machine import Gpu, Machine
-from ggufspec.placement.speeds import HOST_BANDWIDTH
+from ggufspec.placement.speeds import HOST_BANDWIDTH, Gpu, Machine
 
 GIB = 2**30
 CARD = "NVIDIA GeForce RTX 4090"

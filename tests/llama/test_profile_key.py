@@ -17,7 +17,7 @@ from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.llama import context, devices
 from ggufspec.llama.profile_key import pair_key, profile_key
-from ggufspec.placement.machine import Gpu
+from ggufspec.placement.speeds import Gpu
 
 
 def facts_of(target: Path, draft: Path | None, **options: Any) -> dict[str, Any]:

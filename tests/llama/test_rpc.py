@@ -28,8 +28,8 @@ from ggufspec.llama import devices, rpc
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
-from ggufspec.placement.machine import Gpu
 from ggufspec.placement.rpc_address import Address, greet
+from ggufspec.placement.speeds import Gpu
 
 needs_rpc = pytest.mark.skipif(
     not llama_cpp.llama_supports_rpc(),

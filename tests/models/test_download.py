@@ -18,7 +18,7 @@ from patience import PATIENCE, comes_true
 
 from ggufspec.errors import CacheError, DownloadError, ModelError, OptionError
 from ggufspec.models import download, local, pull, registry
-from ggufspec.models.names import HubFiles
+from ggufspec.models.local import HubFiles
 
 REPO = "some/model-GGUF"
 FILE = "model-Q4_K_M.gguf"

@@ -16,9 +16,9 @@ import tiny
 
 from ggufspec.errors import ModelError
 from ggufspec.llama.model import Model
+from ggufspec.models.gguf_file import TYPES, Tensor
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.shape import shape_of
-from ggufspec.models.tensors import TYPES, Tensor
 
 WRITERS: list[Callable[[Path], Path]] = [
     tiny.write_llama,

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from ggufspec.errors import ModelError, VocabError
-from ggufspec.models.gguf_file import GgufFile, write
+from ggufspec.models.gguf_file import GgufFile, Tensor, write
 from ggufspec.models.head_facts import MTP, Block, HeadFacts
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model, head_of, head_text, is_head, read_draft
-from ggufspec.models.tensors import Tensor
 
 TOKENS = [b"<unk>", b"a", b"b", b"c"]
 WIDTH, OWN_WIDTH, N_OWN = 64, 32, 2

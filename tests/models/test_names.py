@@ -8,7 +8,7 @@ import pytest
 
 from ggufspec.errors import ModelError
 from ggufspec.models import quants
-from ggufspec.models.names import HubFiles, HubQuant, parse
+from ggufspec.models.local import HubFiles, HubQuant, parse
 from ggufspec.models.registry import parse_registry
 
 REGISTRY = parse_registry(

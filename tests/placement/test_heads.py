@@ -12,15 +12,13 @@ import pytest
 import tiny_heads
 
 from ggufspec.llama.log import listening
-from ggufspec.models.gguf_file import GgufFile
+from ggufspec.models.gguf_file import GgufFile, Tensor
 from ggufspec.models.head_facts import DFLASH_BATCH, EAGLE3_BATCH, MTP
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
-from ggufspec.models.tensors import Tensor
-from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.memory import CacheParams, ModelMemory, cache_bytes
 from ggufspec.placement.plan import PlacementOptions, alternatives, describe, plan_offload
-from ggufspec.placement.speeds import Bandwidths, PassTimes
+from ggufspec.placement.speeds import Bandwidths, Gpu, Machine, PassTimes
 from ggufspec.standin import plan
 
 TABLE = tiny_heads.Table()

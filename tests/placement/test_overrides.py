@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ggufspec.errors import OptionError
-from ggufspec.models.tensors import DENSE, EXPERTS
+from ggufspec.models.gguf_file import DENSE, EXPERTS
 from ggufspec.placement.overrides import (
     Override,
     check_buffers,

@@ -11,7 +11,6 @@ import pytest
 
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import Layer, ModelShape, shape_of
-from ggufspec.placement.machine import Gpu, Machine
 from ggufspec.placement.plan import (
     PlacementOptions,
     alternatives,
@@ -22,6 +21,8 @@ from ggufspec.placement.plan import (
 from ggufspec.placement.speeds import (
     GPU_EFFICIENCY,
     Bandwidths,
+    Gpu,
+    Machine,
     PassTimes,
     known_bandwidth,
     predict_speed,
