@@ -14,9 +14,8 @@ import httpx
 from patience import PATIENCE, comes_true
 
 from ggufspec.engine.engine import Engine
-from ggufspec.server.app import make_app, make_service
-from ggufspec.server.options import ServerOptions
-from ggufspec.server.service import Service
+from ggufspec.server.app import make_app
+from ggufspec.server.service import ServerOptions, Service, make_service
 from ggufspec.server.uvicorn_server import GracefulServer, bind, url_of
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ggufspec.engine.message_forms import Message
 
 KEPT = (*SAMPLING, "dry_sequence_breakers")  # the options that are saved with a chat
-_N_TAIL = 512  # last tokens of a prompt, which may contain the beginning of an answer
 
 
 class AnswerForm:
@@ -41,8 +40,7 @@ class AnswerForm:
         made: dict[str, Any] = {"role": "assistant", "content": text}
         if not self._has_marks:
             return made
-        tail = b"".join(map(self._vocab.shown, prompt[-_N_TAIL:])).decode("utf-8", "replace")
-        begun = self._format.begun(tail)
+        begun = self._format.begun_in(prompt, self._vocab)
         if self._format.syntax.is_harmony:  # its template refuses marks in contents
             from ggufspec.server.formats.deltas import ContentDelta, ReasoningDelta
 

@@ -174,8 +174,8 @@ def command(
     shared.show_log(verbose)
     _show_own_log(verbose)
     from ggufspec.engine.calibration import calibrate_all
-    from ggufspec.server.app import make_app, make_service
-    from ggufspec.server.options import ServerOptions
+    from ggufspec.server.app import make_app
+    from ggufspec.server.service import ServerOptions, make_service
     from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, bind, watchdog
 
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further, "n_slots": n_slots}

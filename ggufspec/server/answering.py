@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from fastapi import Request
@@ -11,13 +13,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ggufspec.server.dialects.renderer import Renderer
+from ggufspec.server.dialects.answers import Renderer
 from ggufspec.server.errors import ApiError
-from ggufspec.server.events import ParsedRequest
+from ggufspec.server.events import ChoiceEvent, ParsedRequest, RequestEnded, RequestEvent
 from ggufspec.server.requests import parse_request
 from ggufspec.server.schema import ChatRequest, CompletionRequest, PredictRequest
-from ggufspec.server.service import Service
-from ggufspec.server.submission import submit
+from ggufspec.server.service import ServerOptions, Service
+from ggufspec.server.worker import EngineWorker
 
 
 async def answer(
@@ -96,3 +98,67 @@ class _EventStream(StreamingResponse):
         async with aclosing(self._frames):
             with suppress(ClientDisconnect):
                 await self.stream_response(send)
+
+
+async def submit(
+    worker: EngineWorker, parsed: ParsedRequest, options: ServerOptions, receive: Receive
+) -> AsyncGenerator[Sequence[ChoiceEvent], None]:
+    """The events of a request, up to its end; closing the generator cancels the request.
+
+    Events that arrive together are yielded together; an empty sequence is yielded after
+    `keep_alive` seconds without events. `receive` reports a disconnect. Raises ApiError,
+    ClientDisconnect.
+    """
+    loop = asyncio.get_running_loop()
+    events: deque[RequestEvent] = deque()
+    has_news = asyncio.Event()
+    deadline = loop.time() + options.timeout
+
+    def put(event: RequestEvent) -> None:
+        events.append(event)
+        has_news.set()
+
+    submitted = worker.submit(parsed, put, loop.call_soon_threadsafe)
+    disconnected = asyncio.ensure_future(_disconnect(receive))
+    disconnected.add_done_callback(lambda _: has_news.set())
+    try:
+        while True:
+            if not events:
+                timer = loop.call_later(
+                    min(deadline - loop.time(), options.keep_alive), has_news.set
+                )
+                await has_news.wait()
+                timer.cancel()
+            has_news.clear()
+            # Checked before each event, so that a fast stream delays neither check.
+            if disconnected.done():
+                raise ClientDisconnect
+            if loop.time() >= deadline:
+                raise ApiError(
+                    504,
+                    f"the request took longer than {options.timeout:g} s; ask for fewer tokens, or "
+                    "start the server with a larger --timeout",
+                    "timeout_error",
+                    code="timeout",
+                    # OpenAI's clients retry a 504 by default, which would take as long again.
+                    headers={"x-should-retry": "false"},
+                )
+            found: list[ChoiceEvent] = []
+            while events:
+                event = events.popleft()
+                if isinstance(event, RequestEnded):
+                    if found:
+                        yield found
+                    if event.error is not None:
+                        raise event.error
+                    return
+                found.append(event)
+            yield found
+    finally:
+        worker.cancel(submitted)
+        disconnected.cancel()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -14,24 +13,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from ggufspec import __version__
-from ggufspec.engine.engine import Engine
 from ggufspec.errors import PromptTooLongError
 from ggufspec.server import schema
 from ggufspec.server.answering import answer, collect, parse
 from ggufspec.server.dialects.chat_response import CompletionRenderer
-from ggufspec.server.dialects.messages_request import CountTokensRequest, MessagesRequest
-from ggufspec.server.dialects.messages_response import MessageRenderer
-from ggufspec.server.dialects.ollama_request import OllamaRequest
-from ggufspec.server.dialects.ollama_response import VERSION, OllamaRenderer, described
+from ggufspec.server.dialects.messages import CountTokensRequest, MessageRenderer, MessagesRequest
+from ggufspec.server.dialects.ollama import VERSION, OllamaRenderer, OllamaRequest, described
+from ggufspec.server.dialects.responses_request import ResponsesRequest, ResponseStore
+from ggufspec.server.dialects.responses_response import ResponsesRenderer
 from ggufspec.server.error_handlers import add_error_handlers
-from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import RequestMiddleware
-from ggufspec.server.options import ServerOptions
-from ggufspec.server.responses_routes import add_responses
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
 from ggufspec.server.service import Service
 from ggufspec.server.strict_json import parse_json
-from ggufspec.server.worker import EngineWorker
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
@@ -52,13 +46,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_service(engine: Engine, options: ServerOptions) -> Service:
-    """A service, whose worker is not started."""
-    metrics = Metrics()
-    worker = EngineWorker(engine, n_waiting_max=options.n_waiting_max, metrics=metrics)
-    return Service(engine, worker, metrics, options, int(time.time()))
-
-
 def make_app(service: Service) -> ASGIApp:
     """The ASGI application: the routes, behind the middleware."""
     app = FastAPI(
@@ -72,7 +59,7 @@ def make_app(service: Service) -> ASGIApp:
     add_error_handlers(app)
     router = APIRouter(route_class=_StrictJsonRoute, responses=_ERRORS)
     _add_generation(router, service)
-    add_responses(router, service)
+    _add_responses(router, service)
     _add_ollama(router, service)
     add_tokenization(router, service)
     add_slots(router, service)
@@ -147,6 +134,32 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         renderer = CompletionRenderer(body, parsed, alias)
         await collect(renderer, parsed, request, service)
         return JSONResponse(body.prompt + renderer.body()["choices"][0]["text"])
+
+
+def _add_responses(router: APIRouter, service: Service) -> None:
+    store = ResponseStore()
+
+    @router.post("/v1/responses")
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Continue a conversation, as OpenAI's responses API does."""
+        items = store.items(body)
+        keep = partial(store.add, items=items)
+        return await answer(
+            body.chat(items),
+            request,
+            service,
+            lambda parsed: ResponsesRenderer(body, parsed, service.options.alias, keep),
+        )
+
+    @router.get("/v1/responses/{response_id}")
+    async def stored_response(response_id: str) -> Response:
+        """Return a stored response."""
+        return JSONResponse(store.get(response_id))
+
+    @router.delete("/v1/responses/{response_id}")
+    async def delete_response(response_id: str) -> Response:
+        """Delete a stored response; responses that continue it remain."""
+        return JSONResponse(store.delete(response_id))
 
 
 def _add_ollama(router: APIRouter, service: Service) -> None:

@@ -14,14 +14,12 @@ from ggufspec.server.formats.grammar import GrammarMaker
 from ggufspec.server.schema import ChatRequest, NamedTool
 from ggufspec.structured.grammar import of_json_schema
 
-_N_TAIL = 512  # last tokens of a prompt, which may contain the beginning of an answer
-
 
 class AnswerPlan(NamedTuple):
     """How an answer is generated and read."""
 
-    options: Mapping[str, Any]  # they replace options of the request
-    parser: Callable[[], ChatParser] | None  # None: the whole text is content
+    options: Mapping[str, Any] = {}  # they replace options of the request
+    parser: Callable[[], ChatParser] | None = None  # None: the whole text is content
 
 
 def tools_of(body: ChatRequest, engine: Engine) -> list[dict[str, Any]]:
@@ -57,29 +55,23 @@ def plan_answer(
     if tools and not constraints.keys() <= {"json_schema"}:
         raise OptionError("'tools' can be combined with a JSON schema only; leave out one of them")
     if not tools and not chat_format.has_marks:
-        return AnswerPlan({}, None)
-    tail = b"".join(map(vocab.shown, prompt[-_N_TAIL:])).decode("utf-8", "replace")
-    begun, specials = chat_format.begun(tail), vocab.specials_in(chat_format.text)
+        return AnswerPlan()
+    begun, specials = chat_format.begun_in(prompt, vocab), vocab.specials_in(chat_format.text)
     options: dict[str, Any] = {"shown_tokens": frozenset(specials.values())}
     schema, choice = constraints.get("json_schema"), body.tool_choice
     is_strict = any(tool.function.strict for tool in body.tools or [])
     is_required = choice not in (None, "auto", "none")
     # Small models that are forced to call would repeat the same calls until the token limit.
     is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
-    if tools and (
-        is_required or is_strict or body.parallel_tool_calls is False or schema is not None
-    ):
-        has_grammar = True
-    elif has_grammar := bool(constraints):
-        reasoning = chat_format.reasoning(begun)
-        if schema is None or reasoning is None or not reasoning.is_open:
-            return AnswerPlan({}, None)  # the whole text is content
-    if has_grammar:
+    reasoning = chat_format.reasoning(begun)
+    if constraints and not tools and (schema is None or not (reasoning and reasoning.is_open)):
+        return AnswerPlan()  # the whole text is content
+    if constraints or (tools and (is_required or is_strict or body.parallel_tool_calls is False)):
         named = choice.function.name if isinstance(choice, NamedTool) else None
-        options |= {"json_schema": None}
+        options["json_schema"] = None
         options["grammar"] = GrammarMaker(chat_format.syntax, specials, vocab.stop_tokens).grammar(
             [tool for tool in tools if named in (None, tool["function"]["name"])],
-            chat_format.reasoning(begun),
+            reasoning,
             is_required=is_required,
             is_parallel=named is None and is_parallel,
             answer=None if schema is None else of_json_schema(schema),

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ggufspec.server.errors import ApiError, error_response, log_error
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.options import ServerOptions
+from ggufspec.server.service import ServerOptions
 
 CLIENT_DISCONNECTED = 499  # nginx's code; only for metrics, as no response can be sent
 PUBLIC_PATHS = ("/", "/health", "/openapi.json")

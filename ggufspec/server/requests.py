@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.server.adapters import check_scales
 from ggufspec.server.chat import AnswerPlan, plan_answer, tools_of
 from ggufspec.server.events import ParsedRequest
 from ggufspec.server.formats.values import sent_arguments
-from ggufspec.server.options import ServerOptions
 from ggufspec.server.schema import (
+    AdapterScale,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerationBody,
     PredictRequest,
+    ResponseFormat,
+    StructuredOutputs,
     joined,
 )
+from ggufspec.server.service import ServerOptions, default_options
 
 # Fields with the name and the meaning of an option of the engine.
 _OPTIONS = (
@@ -41,13 +43,14 @@ _OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _FIELDS_OF_TEMPLATES = {"messages", "tools", "add_generation_prompt"}  # set by the server
 _MOST_SCORED = 400_000  # 64 prompts of 3,000 tokens, each with one alternative
 _LEAST_TOP_P = 1e-6  # keeps only the most likely token
+_OBJECT: dict[str, Any] = {"type": "object"}  # the schema of any object
 
 
 def parse_request(
     body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
-    n, n_top, echo, plan = body.n or 1, None, None, AnswerPlan({}, None)
+    n, n_top, echo, plan = body.n or 1, None, None, AnswerPlan()
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
         tools = tools_of(body, engine)
@@ -88,11 +91,6 @@ def parse_request(
     return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, writes)
 
 
-def default_options(engine: Engine, server: ServerOptions) -> GenerateOptions:
-    """The options for a request that sets no options."""
-    return {**engine.file_sampling.options, **server.defaults}
-
-
 def _text_of(prompt: str | Sequence[int], engine: Engine) -> str:
     if isinstance(prompt, str):
         return prompt
@@ -106,9 +104,8 @@ def _without_bos(prompt: str | Sequence[int], engine: Engine) -> Sequence[int]:
 
 
 def _limit_of(body: GenerationBody) -> int | None:
-    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
-        return body.max_completion_tokens
-    return body.max_tokens
+    limit: int | None = getattr(body, "max_completion_tokens", None)
+    return body.max_tokens if limit is None else limit
 
 
 def _chat_prompt(
@@ -182,12 +179,11 @@ def _options_of(
     body: GenerationBody, engine: Engine, server: ServerOptions, changes: Mapping[str, Any]
 ) -> CheckedOptions:
     options: dict[str, Any] = {**default_options(engine, server)}
-    given = {name: value for name in body.model_fields_set if (value := getattr(body, name))}
-    if any(given.get(name) for name in _OF_WHOLE_TEXT):
+    if any(getattr(body, name) for name in _OF_WHOLE_TEXT):
         options["repeat_last_n"] = -1  # as in OpenAI's and vLLM's servers
     options |= {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
-    if "repetition_penalty" in given:
-        options["repeat_penalty"] = given["repetition_penalty"]
+    if body.repetition_penalty is not None:
+        options["repeat_penalty"] = body.repetition_penalty
     if body.top_k is not None:
         options["top_k"] = max(body.top_k, 0)
     if body.top_p is not None:
@@ -213,50 +209,68 @@ def _options_of(
 
 def _constraint_of(body: GenerationBody) -> dict[str, object]:
     """The constraint of a request, as an option of the engine. Raises OptionError for several."""
-    found = list(_constraints_of(body))
-    if len(found) > 1:
-        names = " and ".join(name for name, _, _ in found)
-        raise OptionError(f"{names} are given; give one of them")
-    return {option: value for _, option, value in found}
+    form, outputs = body.response_format, body.structured_outputs or StructuredOutputs()
+    found: dict[str, tuple[str, object]] = {
+        "response_format": ("json_schema", form and _schema_of(form)),
+        "structured_outputs.json": ("json_schema", outputs.json_),
+        "structured_outputs.json_object": ("json_schema", _OBJECT if outputs.json_object else None),
+        "structured_outputs.regex": ("regex", outputs.regex),
+        "structured_outputs.choice": ("choices", outputs.choice),
+        "structured_outputs.grammar": ("grammar", outputs.grammar),
+        "json_schema": ("json_schema", body.json_schema),
+        "grammar": ("grammar", body.grammar),
+        "guided_json": ("json_schema", body.guided_json),
+        "guided_regex": ("regex", body.guided_regex),
+        "guided_grammar": ("grammar", body.guided_grammar),
+        "guided_choice": ("choices", body.guided_choice),
+    }
+    given = {  # an empty text is no constraint, but in structured_outputs it is invalid
+        name: (option, value)
+        for name, (option, value) in found.items()
+        if value is not None and (value != "" or name.startswith("structured"))
+    }
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)} are given; give one of them")
+    return dict(given.values())
 
 
-def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
-    """Yields, for each constraint, its field, the option of the engine, and the value."""
-    form, outputs = body.response_format, body.structured_outputs
-    if form is not None and (
-        (form.json_schema and form.type != "json_schema")
-        or (form.schema_ and form.type != "json_object")
+def _schema_of(form: ResponseFormat) -> dict[str, Any] | None:
+    """The schema of a response format; None: any text. Raises OptionError."""
+    if (form.json_schema and form.type != "json_schema") or (
+        form.schema_ and form.type != "json_object"
     ):
         raise OptionError(
             f"response_format of type {form.type!r} has no such schema; send it as json_schema: "
             "{schema: {...}} of type 'json_schema'"
         )
-    if form is not None and form.type == "json_object":
-        yield "response_format", "json_schema", form.schema_ or {"type": "object"}
-    elif form is not None and form.type == "json_schema":
-        if form.json_schema is None or form.json_schema.schema_ is None:
+    if form.type == "json_object":
+        return form.schema_ or _OBJECT
+    if form.type == "text":
+        return None
+    if form.json_schema is None or form.json_schema.schema_ is None:
+        raise OptionError(
+            "response_format 'json_schema' has no schema; send it as json_schema: {schema: {...}}"
+        )
+    return form.json_schema.schema_
+
+
+def check_scales(asked: Sequence[AdapterScale], engine: Engine) -> None:
+    """Raise OptionError unless the scales equal the loaded ones; adapters left out have scale 0.
+
+    All texts need the same scales, since they share passes of the target and KV caches.
+    """
+    loaded = [each.scale for each in engine.pair.target.model.adapters]
+    wanted = [0.0] * len(loaded)
+    for each in asked:
+        if not 0 <= each.id < len(loaded):
             raise OptionError(
-                "response_format 'json_schema' has no schema; send it as "
-                "json_schema: {schema: {...}}"
+                f"there is no LoRA adapter {each.id}; the server has {len(loaded)}, numbered from "
+                "0 (GET /lora-adapters)"
             )
-        yield "response_format", "json_schema", form.json_schema.schema_
-    if outputs is not None:
-        for name, option, value in (
-            ("json", "json_schema", outputs.json_),
-            ("json_object", "json_schema", {"type": "object"} if outputs.json_object else None),
-            ("regex", "regex", outputs.regex),
-            ("choice", "choices", outputs.choice),
-            ("grammar", "grammar", outputs.grammar),
-        ):
-            if value is not None:
-                yield f"structured_outputs.{name}", option, value
-    for name, option in (
-        ("json_schema", "json_schema"),
-        ("grammar", "grammar"),
-        ("guided_json", "json_schema"),
-        ("guided_regex", "regex"),
-        ("guided_grammar", "grammar"),
-        ("guided_choice", "choices"),
-    ):
-        if getattr(body, name) not in (None, ""):
-            yield name, option, getattr(body, name)
+        wanted[each.id] = each.scale
+    if wanted != loaded:
+        raise OptionError(
+            f"the scales of the LoRA adapters are {loaded} for all texts, as these share passes; "
+            f"the request has {wanted}: send the loaded scales, or start another server with other "
+            "scales (--lora FILE:SCALE)"
+        )

@@ -1,17 +1,27 @@
-"""The routes that generate no text: tokens, slots, the model and the state of the server."""
+"""The routes that generate no text: tokens, slots, the page, the model and the server's state."""
 
 from __future__ import annotations
+
+import math
+import re
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
 
 from fastapi import APIRouter, Request
 from prometheus_client.exposition import choose_encoder
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from ggufspec.decoding.sampling_options import SAMPLING
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.llama.vocab import Vocab
-from ggufspec.server import adapters, descriptions, schema
+from ggufspec.server import schema
+from ggufspec.server.dialects.chat_response import FINGERPRINT
 from ggufspec.server.errors import ApiError
-from ggufspec.server.page import page
-from ggufspec.server.service import Service
+from ggufspec.server.requests import check_scales
+from ggufspec.server.service import Service, default_options
 from ggufspec.server.slot_files import SlotFiles
 
 
@@ -34,7 +44,7 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
         """Name the first and the last token, and the chat template, as vLLM's server does."""
-        return JSONResponse(descriptions.tokenizer(service.engine))
+        return JSONResponse(_tokenizer(service))
 
     @router.post("/detokenize")
     async def detokenize(body: schema.DetokenizeRequest) -> Response:
@@ -54,20 +64,33 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
 def add_slots(router: APIRouter, service: Service) -> None:
     """Add the route for files of slots."""
     options = service.options
-    files = SlotFiles(service.engine, service.worker, options.slot_folder, options.timeout)
+    slot_files = SlotFiles(service.engine, service.worker, options.slot_folder, options.timeout)
 
     @router.post("/slots/{id_slot}")
     async def slots(
         id_slot: str, action: str | None = None, body: schema.SlotFile | None = None
     ) -> Response:
         """Save the text of a slot to a file, restore or erase it, as llama.cpp's server does."""
-        found = await files.act(id_slot, action, body or schema.SlotFile.model_construct())
+        found = await slot_files.act(id_slot, action, body or schema.SlotFile.model_construct())
         return JSONResponse(found)
 
 
 def add_information(router: APIRouter, service: Service) -> None:
     """Add the routes that describe the model and the server, and the page."""
-    model = descriptions.model(service.engine, service.options, service.started_at)
+    engine, built_in = service.engine, page()
+    model = {
+        "id": service.options.alias,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "ggufspec",
+        "max_model_len": engine.n_ctx,  # vLLM's name
+        "ggufspec": {
+            "chat": engine.chat_template is not None,
+            "draft": engine.pair.draft is not None,
+            "n_ctx": engine.n_ctx,
+            "n_vocab": engine.vocab.n_tokens,
+        },
+    }
 
     @router.get("/v1/models")
     async def models() -> Response:
@@ -88,17 +111,21 @@ def add_information(router: APIRouter, service: Service) -> None:
     @router.get("/props")
     async def properties() -> Response:
         """Describe model, slots and default options, as llama.cpp's server does."""
-        return JSONResponse(descriptions.properties(service.engine, service.options))
+        return JSONResponse(_properties(service))
 
     @router.get("/lora-adapters")
     async def lora_adapters() -> Response:
         """List the LoRA adapters and their scales, as llama.cpp's server does."""
-        return JSONResponse(adapters.described(service.engine))
+        loaded = [
+            {"id": i, "path": each.path.name, "scale": each.scale}
+            for i, each in enumerate(engine.pair.target.model.adapters)
+        ]
+        return JSONResponse(loaded)
 
     @router.post("/lora-adapters")
     async def set_lora_adapters(body: list[schema.AdapterScale]) -> Response:
         """Accept the scales that the server was started with; others are refused."""
-        adapters.check_scales(body, service.engine)
+        check_scales(body, engine)
         return JSONResponse({"success": True})
 
     @router.get("/metrics")
@@ -109,7 +136,7 @@ def add_information(router: APIRouter, service: Service) -> None:
 
     @router.get("/", include_in_schema=False)
     async def built_in_page() -> Response:
-        return page()
+        return built_in
 
 
 def _with_piece(vocab: Vocab, token: int) -> dict[str, object]:
@@ -119,3 +146,63 @@ def _with_piece(vocab: Vocab, token: int) -> dict[str, object]:
         return {"id": token, "piece": data.decode()}
     except UnicodeDecodeError:
         return {"id": token, "piece": list(data)}
+
+
+def _tokenizer(service: Service) -> dict[str, Any]:
+    vocab, template = service.engine.vocab, service.engine.chat_template
+    return {
+        "bos_token": vocab.special_text(vocab.bos),
+        "eos_token": vocab.special_text(vocab.eos),
+        "chat_template": None if template is None else template.source,
+    }
+
+
+def _properties(service: Service) -> dict[str, Any]:
+    """As in llama.cpp's server, but with file names instead of paths."""
+    engine, options, texts = service.engine, service.options, _tokenizer(service)
+    defaults = CheckedOptions.of(default_options(engine, options))
+    params = {name: getattr(defaults.sampling, name) for name in SAMPLING}
+    params["logit_bias"] = [
+        [token, False if bias == -math.inf else bias]
+        for token, bias in defaults.sampling.logit_bias.items()
+    ]
+    params |= {name: getattr(defaults, name) for name in ("seed", "drafter", "tree", "verify")}
+    params |= {"max_tokens": options.max_tokens, "draft_n": defaults.n_draft}
+    return {
+        "default_generation_settings": {"n_ctx": engine.n_ctx, "params": params},
+        "total_slots": engine.n_slots,
+        "model_alias": options.alias,
+        "model_path": engine.pair.target.model.path.name,
+        **texts,
+        "chat_template": texts["chat_template"] or "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": FINGERPRINT,
+    }
+
+
+def page() -> HTMLResponse:
+    """The built-in page; its policy allows one script and one style, by hash, and no other host."""
+    html = files("ggufspec.server").joinpath("page.html").read_text(encoding="utf-8")
+    policy = [
+        "default-src 'none'",
+        "connect-src 'self'",
+        f"script-src {_hash_of(html, 'script')}",
+        f"style-src {_hash_of(html, 'style')}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+    headers = {
+        "Content-Security-Policy": "; ".join(policy),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    }
+    return HTMLResponse(html, headers=headers)
+
+
+def _hash_of(html: str, tag: str) -> str:
+    (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"

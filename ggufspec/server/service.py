@@ -1,13 +1,41 @@
-"""The state that the routes share."""
+"""The options of a server, as the operator sets them, and the state that its routes share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from ggufspec.common import defaults
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import GenerateOptions
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.options import ServerOptions
 from ggufspec.server.worker import EngineWorker
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """`alias`: the model's name in responses. `hosts`: allowed Host headers; None: any.
+    `api_keys`: one of them is required; empty: none.
+
+    `timeout` and `body_seconds` limit a whole request and the upload of its body; `keep_alive` is
+    the pause after which a waiting stream gets a keep-alive. `max_tokens` limits the tokens of a
+    request; `defaults` are the options that a request does not set. `slot_folder`: folder in which
+    clients save slots; None: saving is off.
+    """
+
+    alias: str
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] | None = None
+    n_waiting_max: int = defaults.SERVE_QUEUE
+    max_tokens: int | None = None
+    n_body_bytes: int = defaults.SERVE_BODY
+    timeout: float = defaults.SERVE_TIMEOUT
+    body_seconds: float = 30.0
+    keep_alive: float = 5.0
+    slot_folder: Path | None = None
+    defaults: GenerateOptions = field(default_factory=lambda: GenerateOptions())
 
 
 @dataclass(frozen=True)
@@ -19,3 +47,15 @@ class Service:
     metrics: Metrics
     options: ServerOptions
     started_at: int
+
+
+def default_options(engine: Engine, server: ServerOptions) -> GenerateOptions:
+    """The options for a request that sets no options."""
+    return {**engine.file_sampling.options, **server.defaults}
+
+
+def make_service(engine: Engine, options: ServerOptions) -> Service:
+    """A service, whose worker is not started."""
+    metrics = Metrics()
+    worker = EngineWorker(engine, n_waiting_max=options.n_waiting_max, metrics=metrics)
+    return Service(engine, worker, metrics, options, int(time.time()))

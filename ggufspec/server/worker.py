@@ -23,10 +23,10 @@ from ggufspec.server.events import (
     ParsedRequest,
     RequestEnded,
     RequestEvent,
+    SlotJob,
 )
 from ggufspec.server.logprobs import PromptScores
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.slot_job import SlotJob
 
 ROUND_SECONDS_MAX = 120.0  # half of it may be needed for a piece of a prompt, on a CPU
 _MAX_RETRY = 60.0  # maximum seconds in Retry-After

@@ -16,9 +16,9 @@ from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.file_sampling import file_sampling, sampling_text
 from ggufspec.models.header import read_header
-from ggufspec.server.options import ServerOptions
 from ggufspec.server.requests import parse_request
 from ggufspec.server.schema import CompletionRequest
+from ggufspec.server.service import ServerOptions
 
 PREFIX = "general.sampling."
 RECOMMENDED = {"temp": 0.0, "top_k": 5, "penalty_repeat": 1.5, "penalty_last_n": 8}

@@ -29,8 +29,8 @@ from ggufspec.models.key_overrides import key_overrides_of, with_key_overrides
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.overrides import overrides_of, stays
 from ggufspec.placement.rpc_address import addresses
-from ggufspec.server.dialects.messages_request import MessagesRequest
-from ggufspec.server.dialects.ollama_request import OllamaRequest
+from ggufspec.server.dialects.messages import MessagesRequest
+from ggufspec.server.dialects.ollama import OllamaRequest
 from ggufspec.server.dialects.responses_request import ResponsesRequest
 from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.chat_format import ChatFormat, format_of

@@ -10,8 +10,8 @@ from serving import Live
 
 import ggufspec
 from ggufspec.server import fields
-from ggufspec.server.dialects.messages_request import CustomTool, MessagesRequest
-from ggufspec.server.dialects.ollama_request import OllamaRequest
+from ggufspec.server.dialects.messages import CustomTool, MessagesRequest
+from ggufspec.server.dialects.ollama import OllamaRequest
 from ggufspec.server.schema import GenerationBody
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

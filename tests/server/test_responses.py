@@ -17,8 +17,7 @@ from serving import Live, comes_true, serving
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.server.dialects.response_store import ResponseStore
-from ggufspec.server.dialects.responses_request import ResponsesRequest
+from ggufspec.server.dialects.responses_request import ResponsesRequest, ResponseStore
 from ggufspec.server.errors import ApiError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations of the clients' dependencies

@@ -12,8 +12,8 @@ from serving import Live
 from ggufspec.cli import main
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
-from ggufspec.server.options import ServerOptions
-from ggufspec.server.page import page
+from ggufspec.server.routes import page
+from ggufspec.server.service import ServerOptions
 
 
 def called(monkeypatch: pytest.MonkeyPatch, *args: str | Path) -> int:

@@ -18,9 +18,8 @@ from serving import Live, serving
 
 import ggufspec
 from ggufspec.engine import session_file
-from ggufspec.server.app import make_service
 from ggufspec.server.errors import ApiError
-from ggufspec.server.options import ServerOptions
+from ggufspec.server.service import ServerOptions, make_service
 from ggufspec.server.worker import EngineWorker
 
 PROMPT = prompt_of(1)

@@ -21,9 +21,8 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.logprobs import logprobs_of
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
-from ggufspec.server.app import make_service
 from ggufspec.server.events import ParsedRequest, RequestEnded, RequestEvent
-from ggufspec.server.options import ServerOptions
+from ggufspec.server.service import ServerOptions, make_service
 
 N_SLOTS = 3
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}

@@ -11,10 +11,10 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.server.answering import submit
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceDelta, ParsedRequest, RequestEvent
-from ggufspec.server.options import ServerOptions
-from ggufspec.server.submission import submit
+from ggufspec.server.service import ServerOptions
 
 
 class FloodingWorker:

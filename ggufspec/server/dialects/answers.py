@@ -1,18 +1,21 @@
-"""Collects one answer from the events of the engine: its parts in order, and its statistics."""
+"""Collects one answer from the engine's events; the interface of what writes it for a client."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.logprobs import Logprob, TokenLogprobs
-from ggufspec.server.events import ChoiceDelta, ChoiceFinished
+from ggufspec.server.errors import ApiError
+from ggufspec.server.events import ChoiceEvent, ChoiceFinished
 from ggufspec.server.formats.deltas import ChatDelta, ChatParser, ContentDelta, ReasoningDelta
 from ggufspec.server.formats.values import sent_arguments
 
+Document = Mapping[str, Any]
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _STATISTICS = ("n_generated", "n_rounds", "n_drafted", "n_accepted", "tokens_per_second")
 
 
@@ -60,7 +63,7 @@ class Answer:
     stats: Stats = field(init=False)
     _unsaid: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text has not come
 
-    def add(self, event: ChoiceDelta | ChoiceFinished) -> list[Step]:
+    def add(self, event: ChoiceEvent) -> list[Step]:
         """Add an event of this choice; returns its additions to the parts."""
         if isinstance(event, ChoiceFinished):
             steps = self._take(self.parser.finish() if self.parser else [])
@@ -145,6 +148,50 @@ class Answer:
         else:
             return self.calls[delta.call_index]
         return self.parts[-1]
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How the documents of a stream are written. `end`: the bytes after the last one.
+
+    `keep_alive`: bytes for a waiting client; b"": none. `is_named`: the name of each event is the
+    `type` of its document.
+    """
+
+    media_type: str
+    before: bytes = b"data: "
+    after: bytes = b"\n\n"
+    keep_alive: bytes = b": waiting\n\n"  # a comment, which clients ignore
+    end: bytes = b""
+    is_named: bool = False
+
+    def frame(self, document: Document) -> bytes:
+        """The bytes of one document."""
+        name = b"event: %b\n" % document["type"].encode() if self.is_named else b""
+        return b"".join([name, self.before, _to_json(document).encode(), self.after])
+
+
+CHUNKS = Framing("text/event-stream", end=b"data: [DONE]\n\n")
+NAMED_EVENTS = Framing("text/event-stream", is_named=True)
+JSON_LINES = Framing("application/x-ndjson", before=b"", after=b"\n", keep_alive=b"")
+
+
+class Renderer(Protocol):
+    """Writes the answer to one request, whole or as the documents of a stream."""
+
+    framing: Framing
+
+    def add(self, event: ChoiceEvent) -> Sequence[Document]:
+        """Process an event; returns its documents."""
+
+    def end(self) -> Sequence[Document]:
+        """The documents after the last event."""
+
+    def body(self) -> Document:
+        """The body of a response without streaming, after the last event."""
+
+    def error(self, error: ApiError) -> Sequence[Document]:
+        """The last documents of a failed stream."""
 
 
 def timings(answers: Sequence[Answer]) -> dict[str, Any]:

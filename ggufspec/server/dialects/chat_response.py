@@ -10,10 +10,9 @@ from typing import Any
 
 from ggufspec import __version__
 from ggufspec.engine.logprobs import TokenLogprobs
-from ggufspec.server.dialects.answers import Answer, logprob_entries, timings
-from ggufspec.server.dialects.renderer import CHUNKS
+from ggufspec.server.dialects.answers import CHUNKS, Answer, logprob_entries, timings
 from ggufspec.server.errors import ApiError
-from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
+from ggufspec.server.events import ChoiceDelta, ChoiceEvent, ParsedRequest
 from ggufspec.server.formats.deltas import ChatDelta, ContentDelta, ReasoningDelta
 from ggufspec.server.schema import ChatRequest, GenerationBody
 
@@ -44,8 +43,7 @@ class CompletionRenderer:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
-        """Process an event; returns its chunks."""
+    def add(self, event: ChoiceEvent) -> list[dict[str, Any]]:
         choice = self._choices[event.choice_index]
         offset = 0 if self._is_chat else len(choice.text)
         deltas = [step.delta for step in choice.add(event)]
@@ -64,7 +62,6 @@ class CompletionRenderer:
         return [*chunks, last | {"timings": timings([choice])}]
 
     def error(self, error: ApiError) -> list[dict[str, Any]]:
-        """The last chunk of a failed stream: the error, and the unfinished choices."""
         cut = [
             self._choice(choice, {}, finish_reason="error")
             for choice in self._choices
@@ -73,7 +70,6 @@ class CompletionRenderer:
         return [{**error.body, **self._chunk_of(cut, None)}]
 
     def body(self) -> dict[str, Any]:
-        """The body of a response without streaming."""
         choices = [self._body_of(choice) for choice in self._choices]
         body = {**self._head, "choices": choices, "usage": self._usage()}
         body["timings"] = timings(self._choices)
@@ -82,7 +78,6 @@ class CompletionRenderer:
         return body
 
     def end(self) -> list[dict[str, Any]]:
-        """The last chunk of a stream, with the usage, if it was requested."""
         if not self._with_usage:
             return []
         chunk = self._chunk_of([], None) | {"usage": self._usage()}

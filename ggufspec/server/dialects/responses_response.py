@@ -7,11 +7,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from ggufspec.server.dialects.answers import Answer, Part, Step, logprob_entries, timings
-from ggufspec.server.dialects.renderer import NAMED_EVENTS, Document
+from ggufspec.server.dialects.answers import (
+    NAMED_EVENTS,
+    Answer,
+    Document,
+    Part,
+    Step,
+    logprob_entries,
+    timings,
+)
 from ggufspec.server.dialects.responses_request import ResponsesRequest
 from ggufspec.server.errors import ApiError
-from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
+from ggufspec.server.events import ChoiceEvent, ChoiceFinished, ParsedRequest
 
 _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -38,8 +45,7 @@ class ResponsesRenderer:
         self._n_events = 0
         self._response = _beginning(body, parsed, model)
 
-    def add(self, event: ChoiceDelta | ChoiceFinished) -> list[Document]:
-        """Process an event; returns its documents."""
+    def add(self, event: ChoiceEvent) -> list[Document]:
         documents = [] if self._n_events else self._begin()
         for step in self._answer.add(event):
             if step.is_first:
@@ -50,11 +56,9 @@ class ResponsesRenderer:
         return documents
 
     def end(self) -> list[Document]:
-        """The last event, which has the whole response."""
         return [self._event(f"response.{self._response['status']}", response=self._response)]
 
     def body(self) -> Document:
-        """The whole response."""
         return self._response
 
     def error(self, error: ApiError) -> list[Document]:

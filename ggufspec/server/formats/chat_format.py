@@ -1,27 +1,31 @@
-"""The format of a chat template's answers: their parser and their marks."""
+"""The format of a chat template's answers: separates content, reasoning and tool calls."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
-from ggufspec.server.formats.deltas import ChatParser, Deltas
+from ggufspec.llama.vocab import Vocab
+from ggufspec.server.formats.calls import CallParser, NoCallError, Schemas
+from ggufspec.server.formats.deltas import ChatDelta, ChatParser, Deltas
 from ggufspec.server.formats.grammar import Reasoning
-from ggufspec.server.formats.parser import (
-    HARMONY_MARKS,
-    AnswerSteps,
-    SteppedParser,
-    harmony_steps,
-)
-from ggufspec.server.formats.reader import Reader
-from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, derive
+from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader, Steps
+from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, derive, parts, words
 
 _HARMONY_HEADER = "<|start|>assistant"
+_N_TAIL = 512  # last tokens of a prompt, which may contain the beginning of an answer
+_FENCE, _LANGUAGE = "```", re.compile(r"[\w-]*")
+_BARE = ("{", "[", _FENCE)  # possible beginnings of a call without the marks of its format
+_MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+_HARMONY_MARKS = (*_ENDS, _MESSAGE, _CHANNEL, "<|constrain|>")
 Tools = Sequence[Mapping[str, Any]]  # as in OpenAI's API
 
 
@@ -47,12 +51,17 @@ class ChatFormat:
         syntax, call = self.syntax, self.syntax.call or CallSyntax("json")
         marks = [*(syntax.reasoning or ()), *syntax.dropped, call.opener, call.middle, call.tail]
         marks += [call.closer, call.joint or "", call.quote, *(call.parameter or ())]
-        return " ".join(marks + list(HARMONY_MARKS if syntax.is_harmony else ()))
+        return " ".join(marks + list(_HARMONY_MARKS if syntax.is_harmony else ()))
 
     def begun(self, prompt: str) -> str:
         """The beginning of the answer that is already in the prompt."""
         header = self.syntax.header
         return prompt.rpartition(header)[2] if header and header in prompt else ""
+
+    def begun_in(self, prompt: Sequence[int], vocab: Vocab) -> str:
+        """As `begun`, of a prompt's tokens."""
+        tail = b"".join(map(vocab.shown, prompt[-_N_TAIL:]))
+        return self.begun(tail.decode("utf-8", "replace"))
 
     def reasoning(self, begun: str) -> Reasoning | None:
         """The reasoning that may follow `begun`; None: none may follow."""
@@ -74,14 +83,14 @@ class ChatFormat:
         texts = (call.opener, call.head, call.middle, call.tail) if call and tools else ()
         deltas = Deltas(has_short_ids=any(ID in text for text in texts))
         if self.syntax.is_harmony:
-            steps = harmony_steps(reader, deltas, has_tools=tools is not None)
-            return SteppedParser(reader, deltas, steps, begun)
+            steps = _harmony_steps(reader, deltas, has_tools=tools is not None)
+            return _SteppedParser(reader, deltas, steps, begun)
         schemas = None
         if tools is not None:
             functions = [tool["function"] for tool in tools]
             schemas = {each["name"]: each.get("parameters") or {} for each in functions}
-        answer = AnswerSteps(reader, deltas, self.syntax, schemas, is_parallel)
-        return SteppedParser(reader, deltas, answer.run(), begun.strip())
+        answer = _AnswerSteps(reader, deltas, self.syntax, schemas, is_parallel)
+        return _SteppedParser(reader, deltas, answer.run(), begun.strip())
 
 
 @lru_cache(maxsize=4)
@@ -93,3 +102,206 @@ def format_of(template: ChatTemplate) -> ChatFormat:
         raise
     except PromptError:
         return ChatFormat(Syntax("", None, (), None))
+
+
+class _SteppedParser:
+    """Parses a text that comes in pieces, by steps that wait for more text. Raises nothing."""
+
+    def __init__(self, reader: Reader, deltas: Deltas, steps: Steps[None], begun: str) -> None:
+        """`steps`: a new generator that reads from `reader` and writes to `deltas`.
+
+        `begun`: the beginning of the answer, if the prompt contains it.
+        """
+        self._reader, self._deltas, self._steps = reader, deltas, steps
+        next(steps)
+        self.push(begun)
+        deltas.restart()
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Add a piece of text; returns the deltas that are certain after it."""
+        if text:
+            self._reader.add(text)
+            next(self._steps, None)
+            if self._reader.n_kept > MAX_UNCERTAIN:
+                self._steps.throw(NoCallError)
+        return self._deltas.take()
+
+    def finish(self) -> list[ChatDelta]:
+        """Returns the deltas that were held back until the end of the text."""
+        self._reader.is_over = True
+        for _ in self._steps:
+            pass
+        self._deltas.finish()
+        return self._deltas.take()
+
+
+class _AnswerSteps:
+    """Parses an answer in a template's syntax."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        deltas: Deltas,
+        syntax: Syntax,
+        schemas: Schemas | None,
+        is_parallel: bool,
+    ) -> None:
+        """`schemas`: of the tools' parameters; None: calls are content."""
+        self._reader, self._deltas, self._syntax = reader, deltas, syntax
+        call = syntax.call if schemas is not None else None
+        self._opener = words(call.opener) if call else []
+        if call and call.kind == "json" and self._opener:
+            self._opener[-1] = self._opener[-1].rstrip("[")
+            self._opener = [word for word in self._opener if word]
+        self._calls = self._bare_calls = None
+        if call:
+            made = partial(CallParser, reader, deltas, schemas or {})
+            self._calls = self._bare_calls = made(call)
+            if self._opener:
+                bare = replace(call, kind="json", opener="", tail="", name_key="name")
+                self._bare_calls = made(bare)
+        self._starts = {  # words of the opener; a further call may begin in its middle
+            parts(word)[0]: i
+            for i, word in reversed(list(enumerate(self._opener)))
+            if i == 0 or word[0] in "<[]"
+        }
+        begin, end = syntax.reasoning or ("", "")
+        self._reasoning_end = Marks([end.strip()])
+        marks = [*self._starts, *syntax.dropped]
+        self._marks = Marks(marks)
+        self._is_parallel, self._in_fence = is_parallel, False
+        # Marks that count only before content. The prompt may have opened the reasoning unseen.
+        self._first_marks = [word for word in (*marks, begin, end) if word]
+        if call:  # small models omit the marks
+            self._first_marks += _BARE
+
+    def run(self) -> Steps[None]:
+        reader, deltas, syntax = self._reader, self._deltas, self._syntax
+        begin = syntax.reasoning[0] if syntax.reasoning else None
+        while True:
+            mark = None
+            if not deltas.has_content and (self._is_parallel or not deltas.n_calls):
+                deltas.content((yield from reader.matching(SPACES)))
+                mark = yield from reader.accept(*self._first_marks)
+            if mark is None:
+                mark = yield from reader.until(self._marks, deltas.content)
+            if mark is None:
+                return
+            if mark == begin:
+                deltas.part()
+                yield from self._reasoning()
+            elif mark in (*self._starts, *_BARE):
+                yield from self._section(mark)
+            else:
+                deltas.part()
+
+    def _reasoning(self) -> Steps[None]:
+        reader, deltas = self._reader, self._deltas
+        spaces: list[str] = []
+        yield from reader.spaces()
+
+        def write(text: str) -> None:
+            kept = text.rstrip()
+            if kept:
+                deltas.reasoning("".join([*spaces, kept]))
+                spaces.clear()
+            if len(kept) < len(text):
+                spaces.append(text[len(kept) :])
+
+        yield from reader.until(self._reasoning_end, write)
+
+    def _section(self, mark: str) -> Steps[None]:
+        """Parse calls, of which the first begins with `mark`; if there are none, add content."""
+        reader, deltas = self._reader, self._deltas
+        reader.keep(reader.at - len(mark))
+        n_before, calls, self._in_fence = deltas.n_calls, self._calls, False
+        try:
+            while True:
+                if mark in _BARE and mark not in self._starts:
+                    calls = self._bare_calls
+                    if mark == _FENCE:
+                        self._in_fence = True
+                        yield from reader.matching(_LANGUAGE)
+                        yield from reader.spaces()
+                        mark = (yield from reader.accept(*self._starts)) or ""
+                    else:
+                        reader.at -= 1
+                if mark in self._starts:
+                    calls = self._calls
+                assert calls is not None
+                id = yield from self._rest_of_opener(mark)
+                yield from calls.call(id)
+                n_before = deltas.n_calls
+                found = yield from self._next_call(calls)
+                if found is None:
+                    return
+                mark = found
+        except NoCallError:
+            if deltas.n_calls == n_before:
+                text = reader.taken()
+                deltas.content(text.removeprefix(mark) if mark in self._syntax.dropped else text)
+        finally:
+            reader.forget()
+
+    def _rest_of_opener(self, mark: str) -> Steps[str | None]:
+        """Skip the opener after its first mark; returns the id in it, if any."""
+        if self._calls is None or mark not in self._starts:
+            return None
+        i = self._starts[mark]
+        rest = " ".join([self._opener[i][len(mark) :], *self._opener[i + 1 :]])
+        id, _ = yield from self._calls.pattern(rest)
+        return id or None
+
+    def _next_call(self, calls: CallParser) -> Steps[str | None]:
+        """Skip the end of a call; returns the mark of the next call, None if none follows."""
+        reader = self._reader
+        separators = (",", ";", "]") if calls.kind in ("json", "python") else ()
+        may_follow = self._is_parallel or not calls.is_bare
+        found = None
+        while True:
+            yield from reader.spaces()
+            last = found
+            fences = (_FENCE,) if self._in_fence or (calls.is_bare and may_follow) else ()
+            found = yield from reader.accept(*calls.closers, *self._starts, *separators, *fences)
+            is_closer = found in calls.closers or self._in_fence
+            if found in self._starts or (found == _FENCE and not is_closer):
+                reader.keep(reader.at - len(found or ""))
+                return found
+            if found == _FENCE:
+                self._in_fence = False
+            if found is None:
+                following = yield from reader.peek()
+                is_next = calls.kind == "json" and following == "{" and may_follow
+                if is_next or (calls.kind == "python" and last in separators and following):
+                    reader.keep(reader.at)
+                    return ""
+                return None
+            if found not in separators:
+                separators = ()
+
+
+def _harmony_steps(reader: Reader, deltas: Deltas, *, has_tools: bool) -> Steps[None]:
+    """Parse the channels of gpt-oss: analysis is reasoning, a message to a function is a call."""
+    before, inside = Marks([_MESSAGE, *_ENDS]), Marks([*_ENDS, _CHANNEL])
+    while True:
+        pieces: list[str] = []
+        mark = yield from reader.until(before, pieces.append)
+        header = "".join(pieces)
+        recipient = _RECIPIENT.search(header) if has_tools else None
+        if mark != _MESSAGE:
+            text = header.replace(_CHANNEL, "")
+            if text.strip() != "assistant":
+                deltas.content(text)
+            if mark is None:
+                return
+            continue
+        deltas.part()
+        write = deltas.content
+        if recipient:
+            deltas.begin(recipient[1], None)
+            write = deltas.write
+        elif "analysis" in header:
+            write = deltas.reasoning
+        mark = yield from reader.until(inside, write)
+        if mark is None:
+            return

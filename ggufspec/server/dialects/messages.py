@@ -1,15 +1,20 @@
-"""Reads requests of Anthropic's Messages API as chats."""
+"""Reads requests of Anthropic's Messages API as chats, and writes their answers."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from ggufspec.server.dialects.answers import NAMED_EVENTS, Answer, Part, Step
 from ggufspec.server.dialects.chat_request import as_chat, of_type, thinking_variables
+from ggufspec.server.errors import ApiError, anthropic_error
+from ggufspec.server.events import ChoiceEvent, ParsedRequest
 from ggufspec.server.schema import N_STOPS, Body, ChatRequest, GenerationBody, Stop
 
 # Claude Code's first block changes with each request, so it would keep the cache from being used.
@@ -21,6 +26,13 @@ _ROLES = {  # of the messages that have a type of block; the others are in any
     "tool_result": "user",
 }
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_DELTAS = {  # by kind of part: type of delta, and name of its text
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+_SIGNATURE = "unsigned"  # some clients send back only signed reasoning
 
 
 class TextBlock(Body):
@@ -150,9 +162,7 @@ class MessagesRequest(GenerationBody):
     max_tokens: int = Field(ge=1, le=2**31)
     messages: list[Message] = Field(min_length=1)
     system: str | TextBlocks | None = None
-    tools: (
-        list[Annotated[CustomTool, of_type("tools", "custom", None, default="custom")]] | None
-    ) = None
+    tools: list[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
     stop_sequences: list[Stop] | None = Field(None, max_length=N_STOPS)
     thinking: Thinking | None = None
@@ -250,3 +260,95 @@ def _blocks(content: str | Sequence[Any]) -> Sequence[Any]:
 
 def _lines(blocks: Sequence[Any], separator: str = "\n") -> str:
     return separator.join(block.text for block in blocks if block.type == "text")
+
+
+class MessageRenderer:
+    """The message that answers one request."""
+
+    framing = replace(NAMED_EVENTS, keep_alive=NAMED_EVENTS.frame({"type": "ping"}))
+
+    def __init__(self, parsed: ParsedRequest, model: str) -> None:
+        self._answer = Answer(0, parsed.parser() if parsed.parser else None)
+        self._n_prompt = len(parsed.prompts[0])
+        self._head: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+        self._has_begun = False
+        self._n_blocks = 0
+        self._open: Part | None = None  # the part whose block has begun and not ended
+
+    def add(self, event: ChoiceEvent) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if not self._has_begun:
+            self._has_begun = True
+            empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+            message = {**self._head, **empty, "usage": _usage(self._n_prompt)}
+            found.append({"type": "message_start", "message": message})
+        for step in self._answer.add(event):
+            found += self._block_events(step)
+        return found
+
+    def end(self) -> list[dict[str, Any]]:
+        last = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        return [*self._block_end(), last, {"type": "message_stop"}]
+
+    def body(self) -> dict[str, Any]:
+        content = [_block(part) for part in self._answer.parts]
+        return {**self._head, "content": content, **self._stop(), "usage": self._usage()}
+
+    def error(self, error: ApiError) -> list[dict[str, Any]]:
+        return [anthropic_error(error)]
+
+    def _block_events(self, step: Step) -> Iterator[dict[str, Any]]:
+        part, text = step.part, step.delta.text
+        if step.is_first:
+            yield from self._block_end()
+            self._open, self._n_blocks = part, self._n_blocks + 1
+            empty = _block(Part(part.kind, id=part.id, name=part.name), signature="")
+            yield self._of_block("content_block_start", content_block=empty)
+        kind, name = _DELTAS[part.kind]
+        yield self._of_block("content_block_delta", delta={"type": kind, name: text})
+
+    def _block_end(self) -> Iterator[dict[str, Any]]:
+        if self._open is None:
+            return
+        if self._open.kind == "reasoning":
+            delta = {"type": "signature_delta", "signature": _SIGNATURE}
+            yield self._of_block("content_block_delta", delta=delta)
+        yield self._of_block("content_block_stop")
+
+    def _of_block(self, kind: str, **more: Any) -> dict[str, Any]:
+        return {"type": kind, "index": self._n_blocks - 1, **more}
+
+    def _stop(self) -> dict[str, Any]:
+        reason, stop = self._answer.finish_reason, self._answer.stop
+        if reason == "stop":
+            return {"stop_reason": "stop_sequence" if stop else "end_turn", "stop_sequence": stop}
+        return {"stop_reason": _REASONS.get(str(reason), "end_turn"), "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        stats, n_thinking = self._answer.stats, self._answer.n_reasoning_tokens
+        usage = _usage(stats.n_prompt, stats.n_prompt_reused, stats.n_generated)
+        return {**usage, "output_tokens_details": {"thinking_tokens": n_thinking}}
+
+
+def _usage(n_prompt: int, n_reused: int = 0, n_generated: int = 0) -> dict[str, int]:
+    """Token counts. Every prompt is cached, without a separate step, so creation counts 0."""
+    return {
+        "input_tokens": n_prompt - n_reused,
+        "cache_read_input_tokens": n_reused,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": n_generated,
+    }
+
+
+def _block(part: Part, signature: str = _SIGNATURE) -> dict[str, Any]:
+    if part.kind == "text":
+        return {"type": "text", "text": part.text}
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": part.text, "signature": signature}
+    called = {"type": "tool_use", "id": part.id, "name": part.name}
+    return {**called, "input": part.arguments}

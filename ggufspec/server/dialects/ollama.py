@@ -1,18 +1,71 @@
-"""Writes answers in the form of Ollama's API, whole or as lines of JSON; describes the model."""
+"""Reads requests of Ollama's API as chats, and writes their answers; describes the model."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from ggufspec.engine.engine import Engine
-from ggufspec.server.dialects.answers import Answer
-from ggufspec.server.dialects.renderer import JSON_LINES
+from ggufspec.server import schema
+from ggufspec.server.dialects.answers import JSON_LINES, Answer
+from ggufspec.server.dialects.chat_request import as_chat, thinking_variables
 from ggufspec.server.errors import ApiError
-from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
+from ggufspec.server.events import ChoiceEvent, ParsedRequest
 from ggufspec.server.formats.chat_format import format_of
 
 VERSION = "0.12.0"  # of the API: clients check it before they use tools and reasoning
+
+
+class OllamaOptions(schema.GenerationBody):
+    """Options of sampling and of the text's end."""
+
+    kinds = ("everywhere", "ollama_options")
+
+
+class OllamaMessage(schema.ChatMessage):
+    """One message of a conversation."""
+
+    kinds = ("messages", "ollama", "ollama_messages")
+
+
+class OllamaRequest(schema.Body):
+    """A conversation, or a prompt, to answer; without either, nothing is generated."""
+
+    kinds = ("ollama",)
+    model: str | None = Field(None, max_length=1000, description="Ignored: there is one model.")
+    messages: list[OllamaMessage] | None = None
+    prompt: str = ""
+    system: str | None = Field(None, description="With a prompt.")
+    raw: bool = Field(False, description="true: the prompt is continued, without chat template.")
+    tools: list[schema.Tool] | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = Field(
+        None, description="For the chat template; a level is its `reasoning_effort`."
+    )
+    options: OllamaOptions = OllamaOptions.model_construct()
+    stream: bool = True
+
+    def chat(self) -> schema.ChatRequest:
+        """The request as a chat."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return as_chat(
+            self.options,
+            messages=self.messages or [*system, {"role": "user", "content": self.prompt}],
+            tools=self.tools,
+            reasoning_effort=self.think if isinstance(self.think, str) else None,
+            chat_template_kwargs=thinking_variables(self.think),
+            stream=self.stream,
+            json_schema={"type": "object"} if self.format == "json" else self.format or None,
+        )
+
+    def completion(self) -> schema.CompletionRequest:
+        """The request as a completion."""
+        chat = self.chat()
+        names = chat.model_fields_set & schema.GenerationBody.model_fields.keys()
+        made = {name: getattr(chat, name) for name in names}
+        return schema.CompletionRequest(**made, prompt=self.prompt)
 
 
 class OllamaRenderer:
@@ -24,24 +77,20 @@ class OllamaRenderer:
         self._answer = Answer(0, parsed.parser() if parsed and parsed.parser else None)
         self._model, self._is_chat = model, is_chat
 
-    def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
-        """Process an event; returns its lines."""
+    def add(self, event: ChoiceEvent) -> list[dict[str, Any]]:
         names = {"text": "text", "reasoning": "thinking"}
         steps = [step for step in self._answer.add(event) if step.part.kind in names]
         return [self._line(**{names[step.part.kind]: step.delta.text}) for step in steps]
 
     def end(self) -> list[dict[str, Any]]:
-        """The last lines of a stream."""
         calls = [self._line(calls=found)] if (found := self._calls()) else []  # calls are not split
         return [*calls, self._line() | self._end()]
 
     def body(self) -> dict[str, Any]:
-        """The answer as a whole."""
         answer = self._answer
         return self._line(answer.text, answer.joined("reasoning"), self._calls()) | self._end()
 
     def error(self, error: ApiError) -> list[dict[str, Any]]:
-        """The last line of a failed stream."""
         return [{"error": error.detail}]
 
     def _line(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
