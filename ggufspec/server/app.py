@@ -47,7 +47,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(service: Service) -> ASGIApp:
-    """The ASGI application: the routes, behind the middleware."""
     app = FastAPI(
         title="ggufspec",
         version=__version__,

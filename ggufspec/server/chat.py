@@ -16,8 +16,6 @@ from ggufspec.structured.grammar import of_json_schema
 
 
 class AnswerPlan(NamedTuple):
-    """How an answer is generated and read."""
-
     options: Mapping[str, Any] = {}  # they replace options of the request
     parser: Callable[[], ChatParser] | None = None  # None: the whole text is content
 

@@ -38,8 +38,6 @@ _NOT_SERVED = {
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Register a handler for each kind of error."""
-
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         if isinstance(error, ApiError):

@@ -60,7 +60,6 @@ def error_response(error: ApiError, path: str) -> JSONResponse:
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error, in the form of Anthropic's API."""
     message, facts = error.detail, error.body["error"]
     if facts["code"] == "context_length_exceeded":  # text at which agents compact
         message = (
@@ -71,7 +70,6 @@ def anthropic_error(error: ApiError) -> dict[str, Any]:
 
 
 def server_stopping() -> ApiError:
-    """The error if the server stops before the request is finished."""
     message = "the server is stopping; retry once it has restarted"
     return ApiError(503, message, "server_error", code="stopping")
 

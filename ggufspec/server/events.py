@@ -36,8 +36,6 @@ class ParsedRequest:
 
 
 class ChoiceDelta(NamedTuple):
-    """More text of one choice."""
-
     choice_index: int
     text: str
     tokens: Sequence[int]
@@ -46,8 +44,6 @@ class ChoiceDelta(NamedTuple):
 
 
 class ChoiceFinished(NamedTuple):
-    """One choice is complete."""
-
     choice_index: int
     completion: Completion
 
@@ -71,7 +67,6 @@ class SlotJob:
     done: Future[Any]
 
     def run(self, lock: AbstractContextManager[object]) -> None:
-        """Do the work, unless the job was cancelled."""
         if not self.done.set_running_or_notify_cancel():
             return
         try:
@@ -83,6 +78,5 @@ class SlotJob:
                 raise
 
     def fail(self, error: ApiError) -> None:
-        """Report that the work will not be done."""
         if self.done.set_running_or_notify_cancel():
             self.done.set_exception(error)

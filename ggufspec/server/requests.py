@@ -11,7 +11,6 @@ from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.chat import AnswerPlan, plan_answer, tools_of
 from ggufspec.server.events import ParsedRequest
-from ggufspec.server.formats.values import sent_arguments
 from ggufspec.server.schema import (
     AdapterScale,
     ChatMessage,
@@ -24,6 +23,7 @@ from ggufspec.server.schema import (
     joined,
 )
 from ggufspec.server.service import ServerOptions, default_options
+from ggufspec.server.strict_json import sent_arguments
 
 # Fields with the name and the meaning of an option of the engine.
 _OPTIONS = (

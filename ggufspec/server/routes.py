@@ -26,7 +26,6 @@ from ggufspec.server.slot_files import SlotFiles
 
 
 def add_tokenization(router: APIRouter, service: Service) -> None:
-    """Add the routes that convert texts to token ids, and back."""
     vocab = service.engine.vocab
 
     @router.post("/tokenize")
@@ -62,7 +61,6 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
 
 
 def add_slots(router: APIRouter, service: Service) -> None:
-    """Add the route for files of slots."""
     options = service.options
     slot_files = SlotFiles(service.engine, service.worker, options.slot_folder, options.timeout)
 
@@ -76,7 +74,6 @@ def add_slots(router: APIRouter, service: Service) -> None:
 
 
 def add_information(router: APIRouter, service: Service) -> None:
-    """Add the routes that describe the model and the server, and the page."""
     engine, built_in = service.engine, page()
     model = {
         "id": service.options.alias,

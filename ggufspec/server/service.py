@@ -50,7 +50,6 @@ class Service:
 
 
 def default_options(engine: Engine, server: ServerOptions) -> GenerateOptions:
-    """The options for a request that sets no options."""
     return {**engine.file_sampling.options, **server.defaults}
 
 

@@ -108,7 +108,6 @@ def _restored(slots: Slots, slot: Slot, text: CachedText, path: Path) -> None:
 
 
 def _erased(slot: Slot) -> int:
-    """Erase a slot; returns the number of its tokens."""
     n = slot.target.n_held
     slot.forget()
     return n

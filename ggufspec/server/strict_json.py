@@ -1,11 +1,13 @@
-"""Parses request bodies as JSON, and refuses documents that parsers read differently."""
+"""Parses JSON: bodies strictly, as parsers may differ; arguments of calls even if cut off."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from typing import Any
+from typing import Any, Literal
+
+from pydantic_core import from_json
 
 from ggufspec.server.errors import ApiError
 
@@ -37,6 +39,24 @@ def parse_json(body: bytes) -> Any:
         found = str(error)
     message = f"the body is not valid JSON: {found}; send one JSON object"
     raise ApiError(400, message, code="invalid_json")
+
+
+def sent_arguments(text: str) -> str:
+    """The arguments of an earlier call as JSON text of an object, for chat templates.
+
+    Completes arguments that were cut off; puts a text that is no object into one.
+    """
+    if text.strip() in ("", "null"):
+        return "{}"
+    ways: tuple[Literal[False, "trailing-strings"], ...] = (False, "trailing-strings")
+    for way in ways:
+        try:
+            value = from_json(text, allow_partial=way)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return json.dumps(value, ensure_ascii=False) if way else text
+    return json.dumps({"arguments": text}, ensure_ascii=False)
 
 
 def _check_depth_and_text(document: object) -> None:

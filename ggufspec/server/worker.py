@@ -40,8 +40,6 @@ RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soo
 
 @dataclass(eq=False)
 class RunningChoice:
-    """A choice that is being generated."""
-
     owner: TextRequest
     index: int
     generation: Generation
@@ -67,7 +65,6 @@ class TextRequest:
         self.pending = deque(range(len(parsed.prompts) * parsed.n))
 
     def prompt_of(self, index: int) -> Sequence[int]:
-        """The prompt of the choice `index`."""
         return self.parsed.prompts[index // self.parsed.n]
 
 
@@ -98,12 +95,10 @@ class EngineWorker:
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that have not started."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
-        """Number of requests that have started and not ended."""
         return len(self._running)
 
     @property

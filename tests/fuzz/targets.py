@@ -35,9 +35,8 @@ from ggufspec.server.dialects.responses_request import ResponsesRequest
 from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.chat_format import ChatFormat, format_of
 from ggufspec.server.formats.reader import MAX_NAME
-from ggufspec.server.formats.values import sent_arguments
 from ggufspec.server.schema import ChatRequest, CompletionRequest, PredictRequest
-from ggufspec.server.strict_json import parse_json
+from ggufspec.server.strict_json import parse_json, sent_arguments
 from ggufspec.structured import grammar
 from ggufspec.structured.gbnf import lark_of_gbnf
 from ggufspec.structured.json_schema import lark_of_schema

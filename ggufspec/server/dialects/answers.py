@@ -12,7 +12,7 @@ from ggufspec.engine.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceEvent, ChoiceFinished
 from ggufspec.server.formats.deltas import ChatDelta, ChatParser, ContentDelta, ReasoningDelta
-from ggufspec.server.formats.values import sent_arguments
+from ggufspec.server.strict_json import sent_arguments
 
 Document = Mapping[str, Any]
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -91,7 +91,6 @@ class Answer:
 
     @property
     def calls(self) -> list[Part]:
-        """The tool calls."""
         return [part for part in self.parts if part.kind == "call"]
 
     @property
@@ -106,7 +105,6 @@ class Answer:
         return False
 
     def joined(self, kind: Literal["text", "reasoning"]) -> str:
-        """The text of all parts of a kind."""
         return "".join([part.text for part in self.parts if part.kind == kind])
 
     def statistics(self) -> dict[str, Any]:
@@ -166,7 +164,6 @@ class Framing:
     is_named: bool = False
 
     def frame(self, document: Document) -> bytes:
-        """The bytes of one document."""
         name = b"event: %b\n" % document["type"].encode() if self.is_named else b""
         return b"".join([name, self.before, _to_json(document).encode(), self.after])
 

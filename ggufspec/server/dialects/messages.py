@@ -170,7 +170,6 @@ class MessagesRequest(GenerationBody):
     output_format: OutputFormat | None = Field(None, description="As output_config.format.")
 
     def chat(self) -> ChatRequest:
-        """The request as a chat."""
         config, choice = self.output_config, self.tool_choice
         form = (config and config.format) or self.output_format
         effort = config and config.effort

@@ -48,7 +48,6 @@ class OllamaRequest(schema.Body):
     stream: bool = True
 
     def chat(self) -> schema.ChatRequest:
-        """The request as a chat."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return as_chat(
             self.options,
@@ -61,7 +60,6 @@ class OllamaRequest(schema.Body):
         )
 
     def completion(self) -> schema.CompletionRequest:
-        """The request as a completion."""
         chat = self.chat()
         names = chat.model_fields_set & schema.GenerationBody.model_fields.keys()
         made = {name: getattr(chat, name) for name in names}

@@ -154,7 +154,6 @@ class ResponsesRequest(schema.GenerationBody):
 
     @property
     def items(self) -> list[Any]:
-        """The input as items."""
         if isinstance(self.input, list):
             return self.input
         return [MessageItem(type="message", role="user", content=self.input)]
@@ -233,7 +232,6 @@ class ResponseStore:
         return [*before, *own]
 
     def add(self, response: Document, items: Sequence[StoredItem]) -> None:
-        """Store a response to these items."""
         text = json.dumps([response, [item.model_dump() for item in items]])
         stored = _Stored(response, [*items, *items_of(response["output"])], len(text))
         self._found[response["id"]] = stored

@@ -135,7 +135,6 @@ class ResponsesRenderer:
         return self._item_event("response.output_text.delta", delta=text, logprobs=found)
 
     def _end_item(self, status: _Status) -> list[Document]:
-        """The events at the end of the last item."""
         if not self._items:
             return []
         part = self._answer.parts[len(self._items) - 1]
@@ -156,7 +155,6 @@ class ResponsesRenderer:
         return [*documents, self._event("response.output_item.done", item=item, **place)]
 
     def _item_event(self, kind: str, **more: Any) -> Document:
-        """An event about the last item."""
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         content = {} if self._items[-1]["type"] == "function_call" else {"content_index": 0}
         return self._event(kind, **place, **content, **more)

@@ -106,7 +106,7 @@ class CallParser:
         if not (yield from reader.next_word("{")):
             raise NoCallError
         name: str | None = None
-        arguments: list[str] | None = None  # until the call has begun
+        arguments: str | None = None  # until the call has begun
         # Qwen 2.5's template shows calls to the model in double braces.
         depth = 2 if (yield from reader.accept("{")) else 1
         has_begun, waits_for_id = False, ID in syntax.tail
@@ -115,12 +115,8 @@ class CallParser:
                 depth -= 1
             if found in ("}", ","):
                 continue
-            if found is None:
-                if has_begun:
-                    return
-                raise NoCallError
-            key = decoded((yield from reader.bounded('"')) or "")
-            if not (yield from reader.next_word(":")):
+            key = decoded((yield from reader.bounded('"')) or "") if found else ""
+            if not found or not (yield from reader.next_word(":")):
                 if has_begun:
                     return
                 raise NoCallError
@@ -145,14 +141,14 @@ class CallParser:
                     yield from reader.json_value(self._deltas.write)
                 else:
                     yield from reader.json_value(value.append)
-                    self._check_length(has_begun)
-                arguments = [] if has_begun else [object_text("".join(value))]
+                    self._check_length()
+                arguments = object_text("".join(value))
             else:
                 if self.is_bare and key not in (syntax.name_key, *_CALL_KEYS):
                     raise NoCallError
                 yield from reader.json_value(value.append)
                 text = "".join(value)
-                self._check_length(has_begun)
+                self._check_length()
                 if key in (syntax.name_key, *_NAME_KEYS) and text.startswith('"'):
                     name = decoded(text[1:-1])
                 elif key in _ID_KEYS and not has_begun:
@@ -162,10 +158,10 @@ class CallParser:
         if not name or (self.is_bare and arguments is None):
             raise NoCallError
         self._begin(name, id)
-        self._deltas.write("".join(arguments or ["{}"]))
+        self._deltas.write(arguments or "{}")
 
-    def _check_length(self, has_begun: bool) -> None:
-        if not has_begun and self._reader.n_kept > MAX_UNCERTAIN:
+    def _check_length(self) -> None:
+        if self._reader.n_kept > MAX_UNCERTAIN:  # 0 once the call has begun
             raise NoCallError
 
     def _begin(self, name: str, id: str | None) -> None:
@@ -187,8 +183,10 @@ class CallParser:
         if (yield from self._reader.peek()) != "{" or not name:
             raise NoCallError
         self._begin(name, own_id or id)
-        is_json = self._syntax.kind == "named"
-        yield from (self._reader.json_value if is_json else self._gemma_value)(self._deltas.write)
+        if self.kind == "named":
+            yield from self._reader.json_value(self._deltas.write)
+        else:
+            yield from self._gemma_value()
 
     def _tagged_call(self, id: str | None) -> Steps[None]:
         reader, parameter = self._reader, self._syntax.parameter
@@ -219,7 +217,7 @@ class CallParser:
             types = types_of(schema, key)
             if is_string is not None:
                 types = {"string"} if is_string else types - {"string"} or {"any"}
-            if not (yield from self._value(parameter, key, types, self._deltas.write)):
+            if not (yield from self._value(parameter, key, types)):
                 return
         if not has_begun:
             self._begin(name, id)
@@ -242,9 +240,7 @@ class CallParser:
             is_string = kind == string[n : len(string) - n_end]
         return key and key.strip(), is_string
 
-    def _value(
-        self, parameter: ParameterSyntax, key: str, types: set[str], write: Write
-    ) -> Steps[bool]:
+    def _value(self, parameter: ParameterSyntax, key: str, types: set[str]) -> Steps[bool]:
         """Write a value as JSON; False if the text ends in it."""
         reader = self._reader
         if parameter.string_middle.endswith("\n"):
@@ -255,19 +251,24 @@ class CallParser:
         # If the format has a line break before the end, it is not part of the value.
         marks = Marks([end, "\n" + end] if parameter.end.startswith("\n") else [end])
         if types == {"string"}:
-            write('"')
-            found = yield from reader.until(marks, lambda text: write(escaped(text)))
-            if found is not None:
-                write('"')
-            return found is not None
+            return (yield from self._string(marks))
         pieces: list[str] = []
         found = yield from reader.until(marks, pieces.append)
         text = "".join(pieces)
         if text.lstrip().startswith(parameter.begin.strip()):
-            write(json_text(nested_value(text, parameter)))
+            self._deltas.write(json_text(nested_value(text, parameter)))
         else:
-            write(json_of(text, types))
+            self._deltas.write(json_of(text, types))
         return found is not None
+
+    def _string(self, marks: Marks) -> Steps[bool]:
+        """Write the text before a mark as a JSON string; False if the text ends in it."""
+        write = self._deltas.write
+        write('"')
+        if (yield from self._reader.until(marks, lambda text: write(escaped(text)))) is None:
+            return False
+        write('"')
+        return True
 
     def _python_call(self, id: str | None) -> Steps[None]:
         reader = self._reader
@@ -303,14 +304,13 @@ class CallParser:
             if mark in "\"'":
                 if not (yield from reader.string(write, mark)):
                     return False
-                write(mark)
             elif mark != ",":
                 depth += 1 if mark in "[{(" else -1
         return False
 
-    def _gemma_value(self, write: Write) -> Steps[bool]:
-        """Write a value with bare keys and marked quotes as JSON; False if the text ends in it."""
-        reader, quote = self._reader, self._syntax.quote
+    def _gemma_value(self) -> Steps[None]:
+        """Write a value with bare keys and marked quotes as JSON."""
+        reader, quote, write = self._reader, self._syntax.quote, self._deltas.write
         quotes = Marks([quote])
         nested: list[str] = []
         is_key = False
@@ -318,22 +318,19 @@ class CallParser:
             found = yield from reader.next_word(quote, '"', *"{}[],:")
             if found is None:
                 if not (yield from reader.peek()):
-                    return False
+                    return
                 scalar = yield from reader.matching(_IDENTIFIER if is_key else _GEMMA_SCALAR)
                 if not scalar:  # an unexpected character
                     reader.at += 1
                     continue
                 write(json_text(scalar) if is_key else json_of(scalar.strip(), {"any"}))
-            elif found in (quote, '"'):
-                write('"')
-                if found == '"' != quote:
-                    is_whole = yield from reader.string(write, found)
-                else:
-                    end = yield from reader.until(quotes, lambda text: write(escaped(text)))
-                    is_whole = end is not None
-                if not is_whole:
-                    return False
-                write('"')
+            elif found == quote:
+                if not (yield from self._string(quotes)):
+                    return
+            elif found == '"':
+                write(found)
+                if not (yield from reader.string(write)):
+                    return
             else:
                 write({",": ", ", ":": ": "}.get(found, found))
                 if found in "{[":
@@ -342,7 +339,7 @@ class CallParser:
                     nested.pop()
                 is_key = found in "{," and nested[-1:] == ["{"]
             if not nested:
-                return True
+                return
 
 
 def _closers(syntax: CallSyntax) -> tuple[str, ...]:

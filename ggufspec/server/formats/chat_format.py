@@ -59,7 +59,6 @@ class ChatFormat:
         return prompt.rpartition(header)[2] if header and header in prompt else ""
 
     def begun_in(self, prompt: Sequence[int], vocab: Vocab) -> str:
-        """As `begun`, of a prompt's tokens."""
         tail = b"".join(map(vocab.shown, prompt[-_N_TAIL:]))
         return self.begun(tail.decode("utf-8", "replace"))
 
@@ -118,7 +117,6 @@ class _SteppedParser:
         deltas.restart()
 
     def push(self, text: str) -> list[ChatDelta]:
-        """Add a piece of text; returns the deltas that are certain after it."""
         if text:
             self._reader.add(text)
             next(self._steps, None)
@@ -127,7 +125,6 @@ class _SteppedParser:
         return self._deltas.take()
 
     def finish(self) -> list[ChatDelta]:
-        """Returns the deltas that were held back until the end of the text."""
         self._reader.is_over = True
         for _ in self._steps:
             pass
@@ -136,8 +133,6 @@ class _SteppedParser:
 
 
 class _AnswerSteps:
-    """Parses an answer in a template's syntax."""
-
     def __init__(
         self,
         reader: Reader,
@@ -146,7 +141,6 @@ class _AnswerSteps:
         schemas: Schemas | None,
         is_parallel: bool,
     ) -> None:
-        """`schemas`: of the tools' parameters; None: calls are content."""
         self._reader, self._deltas, self._syntax = reader, deltas, syntax
         call = syntax.call if schemas is not None else None
         self._opener = words(call.opener) if call else []

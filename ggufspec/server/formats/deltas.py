@@ -10,14 +10,10 @@ from ggufspec.server.formats.values import json_text
 
 
 class ContentDelta(NamedTuple):
-    """More text of the answer."""
-
     text: str
 
 
 class ReasoningDelta(NamedTuple):
-    """More text of the reasoning before the answer."""
-
     text: str
 
 
@@ -68,7 +64,6 @@ class Deltas:
         ]
 
     def content(self, text: str) -> None:
-        """Add content."""
         if self._skips_spaces:
             text = text.lstrip()
         kept = text.rstrip()
@@ -80,7 +75,6 @@ class Deltas:
             self._spaces.append(text[len(kept) :])
 
     def reasoning(self, text: str) -> None:
-        """Add reasoning."""
         if text:
             self._found.append(ReasoningDelta(text))
 
@@ -100,7 +94,6 @@ class Deltas:
             self._found.append(ContentDelta("".join(self._spaces)))
 
     def begin(self, name: str, id: str | None) -> None:
-        """Begin a call."""
         self.part()
         made = (
             secrets.token_hex(4) + "0" if self._has_short_ids else f"call_{secrets.token_hex(12)}"

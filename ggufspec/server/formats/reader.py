@@ -16,8 +16,6 @@ Write = Callable[[str], None]
 MAX_NAME = 256  # characters of a name or key; with a longer one, a text is no call
 MAX_UNCERTAIN = 4096  # characters of a text that may be a call; a longer text is content
 SPACES = re.compile(r"\s*")
-_JSON_MARK = re.compile(r'["{}\[\]]')
-_STRING_MARKS = {quote: re.compile(rf"{quote}|\\") for quote in "\"'"}
 _SCALAR = re.compile(r"[^\s,\]})]*")
 
 
@@ -34,7 +32,6 @@ class Reader:
         self._kept: int | None = None
 
     def add(self, text: str) -> None:
-        """Add a piece of the text."""
         start = self.at if self._kept is None else self._kept
         self.text = self.text[start:] + text
         self.at -= start
@@ -51,7 +48,6 @@ class Reader:
         return self.text[start : self.at]
 
     def forget(self) -> None:
-        """Stop keeping text."""
         self._kept = None
 
     @property
@@ -60,14 +56,8 @@ class Reader:
         return 0 if self._kept is None else self.at - self._kept
 
     def spaces(self) -> Steps[None]:
-        """Skip white space."""
-        while True:
-            match = SPACES.match(self.text, self.at)
-            assert match is not None
-            self.at = match.end()
-            if self.at < len(self.text) or self.is_over:
-                return
-            yield
+        while (yield from self.matching(SPACES)):
+            pass
 
     def accept(self, *words: str) -> Steps[str | None]:
         """Skip and return the longest of these words that comes next; None if none comes next."""
@@ -132,51 +122,33 @@ class Reader:
             yield
 
     def string(self, write: Write, quote: str = '"') -> Steps[bool]:
-        """Write the rest of a string up to its quote, which is skipped; False at the end."""
-        while True:
-            start = at = self.at
-            while match := _STRING_MARKS[quote].search(self.text, at):
-                if match[0] == quote:
-                    write(self.text[start : match.start()])
-                    self.at = match.end()
-                    return True
-                if match.end() == len(self.text):  # the escaped character has not come yet
-                    break
-                at = match.end() + 1
-            self.at = match.start() if match else len(self.text)
-            write(self.text[start : self.at])
-            if self.is_over:
+        """Write the rest of a string, with its quote; False if the text ends in it."""
+        while (mark := (yield from self.until(_STRING_MARKS[quote], write))) != quote:
+            escaped = yield from self.peek()
+            if mark is None or not escaped:
                 return False
-            yield
+            write(mark + escaped)
+            self.at += 1
+        write(quote)
+        return True
 
     def json_value(self, write: Write) -> Steps[bool]:
         """Write one JSON value as it comes; False if the text ends in it."""
         yield from self.spaces()
-        first = self.text[self.at : self.at + 1]
-        if first not in ("{", "[", '"'):
+        if (yield from self.peek()) not in ("{", "[", '"'):
             scalar = yield from self.matching(_SCALAR)
             write(scalar)
             return bool(scalar)
         depth = 0
-        while True:
-            start = self.at
-            match = _JSON_MARK.search(self.text, self.at)
-            end = match.end() if match else len(self.text)
-            write(self.text[start:end])
-            self.at = end
-            if match is None:
-                if self.is_over:
-                    return False
-                yield
-                continue
-            if match[0] == '"':
-                if not (yield from self.string(write)):
-                    return False
-                write('"')
-            else:
-                depth += 1 if match[0] in "{[" else -1
+        while (mark := (yield from self.until(_JSON_MARKS, write))) is not None:
+            write(mark)
+            if mark != '"':
+                depth += 1 if mark in "{[" else -1
+            elif not (yield from self.string(write)):
+                return False
             if depth == 0:
                 return True
+        return False
 
 
 class Marks:
@@ -195,8 +167,12 @@ class Marks:
 
     def may_be_longer(self, text: str, match: re.Match[str]) -> bool:
         """Whether a longer mark may turn out to be at the place of a match."""
-        rest = text[match.start() :]
+        rest = text[match.start() : match.start() + self._n_longest]
         return any(len(word) > len(rest) and word.startswith(rest) for word in self._words)
+
+
+_JSON_MARKS = Marks('"{}[]')
+_STRING_MARKS = {quote: Marks([quote, "\\"]) for quote in "\"'"}
 
 
 def decoded(raw: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ggufspec.server.formats.reader import decoded
@@ -13,7 +13,6 @@ from ggufspec.server.formats.syntax import ParameterSyntax
 
 
 def json_text(value: object) -> str:
-    """The JSON of a value."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -108,44 +107,3 @@ def object_text(text: str) -> str:
         inside = decoded(text[1:-1])
         return inside if inside.lstrip().startswith("{") else "{}"
     return text if text.startswith("{") else "{}"
-
-
-_STRINGS_AND_MARKS = re.compile(r'"(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*("?)|[][{},]')
-
-
-def sent_arguments(text: str) -> str:
-    """The arguments of an earlier call as JSON text of an object, for chat templates.
-
-    Completes arguments that were cut off; puts a text that is no object into one.
-    """
-    if text.strip() in ("", "null"):
-        return "{}"
-    for found in (text, *_closed(text)):
-        try:
-            json.dumps(value := json.loads(found), ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            return found
-    return json_text({"arguments": text})
-
-
-def _closed(text: str) -> Iterator[str]:
-    """Completions of JSON that was cut off: closed at its end, and closed after its last value."""
-    closers: list[str] = []
-    end, cut, quote = len(text), 0, ""
-    for found in _STRINGS_AND_MARKS.finditer(text):
-        mark = found[0]
-        if mark[0] == '"':
-            if not found[1]:
-                end, quote = found.end(), '"'
-                break
-            continue
-        if mark in "{[":
-            closers.append("}" if mark == "{" else "]")
-        elif mark != "," and closers:
-            closers.pop()
-        cut = found.start() if mark == "," else found.end()
-    ends = "".join(reversed(closers))
-    yield text[:end] + quote + ends
-    yield text[:cut] + ends
