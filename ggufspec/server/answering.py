@@ -21,6 +21,8 @@ from ggufspec.server.schema import ChatRequest, CompletionRequest, PredictReques
 from ggufspec.server.service import ServerOptions, Service
 from ggufspec.server.worker import EngineWorker
 
+Events = AsyncGenerator[Sequence[ChoiceEvent], None]
+
 
 async def answer(
     body: CompletionRequest | ChatRequest,
@@ -31,11 +33,12 @@ async def answer(
     """The response, or the beginning of a stream. Raises GgufspecError, ApiError."""
     parsed = await parse(body, service)
     renderer = make_renderer(parsed)
+    events = submit(service.worker, parsed, service.options, request.receive)
     if not body.stream:
-        await collect(renderer, parsed, request, service)
+        await collect(renderer, events)
         # A long echo has hundreds of thousands of numbers: here it would delay other responses.
         return await run_in_threadpool(lambda: JSONResponse(renderer.body()))
-    frames = _frames(renderer, parsed, request, service)
+    frames = _frames(renderer, events)
     # An error before the first frame sets the status; later errors are sent in the stream.
     return _EventStream(await anext(frames), frames, renderer.framing.media_type)
 
@@ -47,21 +50,16 @@ async def parse(
     return await run_in_threadpool(parse_request, body, service.engine, service.options)
 
 
-async def collect(
-    renderer: Renderer, parsed: ParsedRequest, request: Request, service: Service
-) -> None:
+async def collect(renderer: Renderer, events: Events) -> None:
     """Run a request to its end. Raises ApiError, ClientDisconnect."""
-    async with aclosing(submit(service.worker, parsed, service.options, request.receive)) as events:
+    async with aclosing(events):
         async for together in events:
             for event in together:
                 renderer.add(event)
 
 
-async def _frames(
-    renderer: Renderer, parsed: ParsedRequest, request: Request, service: Service
-) -> AsyncGenerator[bytes, None]:
+async def _frames(renderer: Renderer, events: Events) -> AsyncGenerator[bytes, None]:
     framing, has_begun = renderer.framing, False
-    events = submit(service.worker, parsed, service.options, request.receive)
     try:
         async with aclosing(events):
             async for together in events:
@@ -102,7 +100,7 @@ class _EventStream(StreamingResponse):
 
 async def submit(
     worker: EngineWorker, parsed: ParsedRequest, options: ServerOptions, receive: Receive
-) -> AsyncGenerator[Sequence[ChoiceEvent], None]:
+) -> Events:
     """The events of a request, up to its end; closing the generator cancels the request.
 
     Events that arrive together are yielded together; an empty sequence is yielded after

@@ -15,13 +15,13 @@ from starlette.types import ASGIApp
 from ggufspec import __version__
 from ggufspec.errors import PromptTooLongError
 from ggufspec.server import schema
-from ggufspec.server.answering import answer, collect, parse
+from ggufspec.server.answering import answer, collect, parse, submit
 from ggufspec.server.dialects.chat_response import CompletionRenderer
 from ggufspec.server.dialects.messages import CountTokensRequest, MessageRenderer, MessagesRequest
 from ggufspec.server.dialects.ollama import VERSION, OllamaRenderer, OllamaRequest, described
 from ggufspec.server.dialects.responses_request import ResponsesRequest, ResponseStore
 from ggufspec.server.dialects.responses_response import ResponsesRenderer
-from ggufspec.server.error_handlers import add_error_handlers
+from ggufspec.server.errors import add_error_handlers
 from ggufspec.server.middleware import RequestMiddleware
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
 from ggufspec.server.service import Service
@@ -131,7 +131,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         """Continue a prompt; returns a JSON string, prompt included (LLMSpeculativeSampling)."""
         parsed = await parse(body, service)
         renderer = CompletionRenderer(body, parsed, alias)
-        await collect(renderer, parsed, request, service)
+        await collect(renderer, submit(service.worker, parsed, service.options, request.receive))
         return JSONResponse(body.prompt + renderer.body()["choices"][0]["text"])
 
 

@@ -1,13 +1,17 @@
-"""The error responses, in the form of each API."""
+"""Turns errors into responses, in the form of the API that was called."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_type_hints
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 
 from ggufspec.errors import (
     ConstraintError,
@@ -16,8 +20,14 @@ from ggufspec.errors import (
     PromptError,
     PromptTooLongError,
 )
+from ggufspec.server import fields
 
 LOG = logging.getLogger("ggufspec.server")
+CLIENT_DISCONNECTED = 499  # nginx's code; only for metrics, as no response can be sent
+_FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # excludes names of union members
+_NEEDED = "Input should be "  # start of pydantic's type errors
+_MAX_NAME = 100  # characters of a field's name in an error
+_NOT_SERVED = ("/v1/embeddings", "/embedding", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images")
 _ANTHROPIC_TYPES = {  # by status
     **dict.fromkeys((400, 405, 408, 415), "invalid_request_error"),
     401: "authentication_error",
@@ -107,3 +117,62 @@ def log_error(what: str, error: BaseException) -> None:
     """Log an error; at the default level only its type, as messages may quote prompts or paths."""
     LOG.error("%s: %s", what, type(error).__name__)
     LOG.debug("traceback", exc_info=error)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        if isinstance(error, ApiError):
+            return error_response(error, path)
+        if error.status_code == 404 and path.startswith(_NOT_SERVED):
+            message = "this server generates text only: it has no embeddings, images or audio"
+            return error_response(ApiError(404, message, code="not_supported"), path)
+        message = {
+            404: "there is nothing at this path; see /openapi.json",
+            405: "this path does not support this method; see /openapi.json",
+        }.get(error.status_code, "the request cannot be read")
+        return error_response(ApiError(error.status_code, message, headers=error.headers), path)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_body(request: Request, error: RequestValidationError) -> Response:
+        place, problem = _nearest(error.errors(), request.scope["route"].endpoint)
+        message = f"{place or 'the body'}: {problem}"
+        return error_response(ApiError(400, message, param=place or None), request.url.path)
+
+    @app.exception_handler(GgufspecError)
+    @app.exception_handler(Exception)
+    async def other_error(request: Request, error: Exception) -> Response:
+        return error_response(api_error_of(error), request.url.path)
+
+    @app.exception_handler(ClientDisconnect)
+    async def disconnected(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_DISCONNECTED)
+
+
+def _nearest(errors: Sequence[dict[str, Any]], endpoint: Callable[..., Any]) -> tuple[str, str]:
+    """The place and the text of one error in the first wrong field.
+
+    A field that accepts several types has an error for each type. Prefers errors about a value of
+    the right type, then errors that are nested deepest: there, the type fits best.
+    """
+    errors = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
+    placed = [(_place(each["loc"]), each) for each in errors]
+    place, best = max(
+        placed, key=lambda each: (not each[1]["type"].endswith("_type"), each[0].count("."))
+    )
+    if best["type"] == "extra_forbidden":
+        *before, name = best["loc"]
+        shown = str(name)[:_MAX_NAME]
+        body = get_type_hints(endpoint).get("body")
+        known, kinds = getattr(body, "model_fields", ()), getattr(body, "kinds", ())
+        place = ".".join(filter(None, (_place(before), shown)))
+        return place, fields.refusal(shown, known, kinds)
+    if best["type"].endswith("_type"):
+        needed = [each["msg"].removeprefix(_NEEDED) for at, each in placed if at == place]
+        return place, _NEEDED + " or ".join(dict.fromkeys(needed))
+    return place, best["msg"]
+
+
+def _place(loc: Sequence[str | int]) -> str:
+    return ".".join(filter(_FIELD_OR_INDEX.fullmatch, map(str, loc[1:])))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic_core import PydanticCustomError
 
 from ggufspec.common.toml import read_toml
 
+T = TypeVar("T")
 _TABLES = read_toml(Path(__file__).with_suffix(".toml"))
 # By kind of object: ignored fields with the reason; and fields with their names here.
-IGNORED: Mapping[str, Mapping[str, str]] = _TABLES["ignored"]
-RENAMED: Mapping[str, Mapping[str, str]] = _TABLES["renamed"]
+IGNORED: Mapping[str, dict[str, str]] = _TABLES["ignored"]
+RENAMED: Mapping[str, dict[str, str]] = _TABLES["renamed"]
 # By kind of object: refused fields with the values that have no effect, and the reason.
-REFUSED: Mapping[str, Mapping[str, tuple[list[Any], str]]] = _TABLES["refused"]
+REFUSED: Mapping[str, dict[str, tuple[list[Any], str]]] = _TABLES["refused"]
 
 
 def given(
@@ -23,20 +27,18 @@ def given(
     """The fields of an object of these kinds that have an effect; null counts as missing.
 
     `declared`: the fields of the schema, which always have an effect.
-
-    Raises ValueError for a field that is given by two names.
+    Raises PydanticCustomError for a field that is given by two names.
     """
-    renamed = {old: new for kind in kinds for old, new in RENAMED.get(kind, {}).items()}
-    refused = _refused(kinds)
+    renamed, ignored, refused = _of(RENAMED, kinds), _of(IGNORED, kinds), _refused(kinds)
     found: dict[str, Any] = {}
     for name, value in document.items():
-        is_default = name in refused and value in refused[name][0]
-        is_ignored = any(name in IGNORED.get(kind, ()) for kind in kinds)
-        if value is None or (name not in declared and (is_default or is_ignored)):
+        has_no_effect = name in ignored or (name in refused and value in refused[name][0])
+        if value is None or (name not in declared and has_no_effect):
             continue
         kept = renamed.get(name, name)
         if kept in found and found[kept] != value:
-            raise ValueError(f"{name} is given twice, also as {kept}; give one of them")
+            message = "{name} is given twice, also as {kept}; give one of them"
+            raise PydanticCustomError("given_twice", message, {"name": name, "kept": kept})
         found[kept] = value
     return found
 
@@ -50,10 +52,9 @@ def refusal(name: str, known: Collection[str], kinds: Collection[str]) -> str:
     return f"this field is unknown to the server, or not available here; {instead}"
 
 
-def _refused(kinds: Collection[str]) -> dict[str, tuple[list[Any], str]]:
-    """The refused fields of these kinds; fields refused "everywhere" apply to all."""
-    return {
-        name: found
-        for kind in ("everywhere", *kinds)
-        for name, found in REFUSED.get(kind, {}).items()
-    }
+def _refused(kinds: Collection[str]) -> Mapping[str, tuple[list[Any], str]]:
+    return _of(REFUSED, ("everywhere", *kinds))
+
+
+def _of(tables: Mapping[str, dict[str, T]], kinds: Collection[str]) -> Mapping[str, T]:
+    return ChainMap(*(tables.get(kind, {}) for kind in kinds))

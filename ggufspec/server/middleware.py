@@ -13,11 +13,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ggufspec.server.errors import ApiError, error_response, log_error
+from ggufspec.server.errors import CLIENT_DISCONNECTED, ApiError, error_response, log_error
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.service import ServerOptions
 
-CLIENT_DISCONNECTED = 499  # nginx's code; only for metrics, as no response can be sent
 PUBLIC_PATHS = ("/", "/health", "/openapi.json")
 _OF_OPENAI = ("/completions", "/chat/", "/models", "/responses", "/messages", "/embeddings")
 _OF_OTHERS = (

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.server.chat import AnswerPlan, plan_answer, tools_of
 from ggufspec.server.events import ParsedRequest
+from ggufspec.server.formats.chat_format import format_of
+from ggufspec.server.formats.deltas import ChatParser
+from ggufspec.server.formats.grammar import GrammarMaker
 from ggufspec.server.schema import (
     AdapterScale,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerationBody,
+    NamedTool,
     PredictRequest,
     ResponseFormat,
     StructuredOutputs,
@@ -24,6 +28,7 @@ from ggufspec.server.schema import (
 )
 from ggufspec.server.service import ServerOptions, default_options
 from ggufspec.server.strict_json import sent_arguments
+from ggufspec.structured.grammar import of_json_schema
 
 # Fields with the name and the meaning of an option of the engine.
 _OPTIONS = (
@@ -46,6 +51,11 @@ _LEAST_TOP_P = 1e-6  # keeps only the most likely token
 _OBJECT: dict[str, Any] = {"type": "object"}  # the schema of any object
 
 
+class AnswerPlan(NamedTuple):
+    options: Mapping[str, Any] = {}  # they replace options of the request
+    parser: Callable[[], ChatParser] | None = None  # None: the whole text is content
+
+
 def parse_request(
     body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
 ) -> ParsedRequest:
@@ -53,7 +63,7 @@ def parse_request(
     n, n_top, echo, plan = body.n or 1, None, None, AnswerPlan()
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
-        tools = tools_of(body, engine)
+        tools = _tools_of(body, engine)
         prompt = _chat_prompt(body, tools, engine)
         plan = plan_answer(body, tools, prompt, constraint, engine)
         prompts: Sequence[str | Sequence[int]] = [prompt]
@@ -67,9 +77,14 @@ def parse_request(
         prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
         n_top = body.logprobs
         if body.echo:
-            echo = [_text_of(prompt, engine) for prompt in prompts]
+            echo = [each if isinstance(each, str) else text_of(each, engine) for each in prompts]
         if not body.add_special_tokens:
-            prompts = [_without_bos(prompt, engine) for prompt in prompts]
+            prompts = [
+                engine.vocab.tokenize(each, add_special=False, parse_special=True)
+                if isinstance(each, str)
+                else each
+                for each in prompts
+            ]
     else:
         prompts = [body.prompt]
     if body.lora:
@@ -91,16 +106,9 @@ def parse_request(
     return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, writes)
 
 
-def _text_of(prompt: str | Sequence[int], engine: Engine) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return b"".join(map(engine.vocab.piece, prompt)).decode("utf-8", "replace")
-
-
-def _without_bos(prompt: str | Sequence[int], engine: Engine) -> Sequence[int]:
-    if not isinstance(prompt, str):
-        return prompt
-    return engine.vocab.tokenize(prompt, add_special=False, parse_special=True)
+def text_of(tokens: Sequence[int], engine: Engine) -> str:
+    """The text of token ids; control tokens have none."""
+    return b"".join(map(engine.vocab.piece, tokens)).decode("utf-8", "replace")
 
 
 def _limit_of(body: GenerationBody) -> int | None:
@@ -137,16 +145,13 @@ def _for_template(message: ChatMessage) -> dict[str, Any]:
 
 def variables_of(body: ChatRequest) -> dict[str, Any]:
     """The variables of the chat template that a request sets. Raises OptionError."""
-    effort = body.reasoning_effort
-    if found := _FIELDS_OF_TEMPLATES & (body.chat_template_kwargs or {}).keys():
-        name = min(found)
+    effort, variables = body.reasoning_effort, body.chat_template_kwargs or {}
+    if found := _FIELDS_OF_TEMPLATES & variables.keys():
         raise OptionError(
-            f"chat_template_kwargs has {name!r}, which is a field of the request; send it there"
+            f"chat_template_kwargs has {min(found)!r}, which is a field of the request; send it "
+            "there"
         )
-    return {
-        **({} if effort is None else {"reasoning_effort": effort}),
-        **(body.chat_template_kwargs or {}),
-    }
+    return variables if effort is None else {"reasoning_effort": effort, **variables}
 
 
 def continues_final_message(body: ChatRequest) -> bool:
@@ -173,6 +178,64 @@ def continues_final_message(body: ChatRequest) -> bool:
             "one message, or 'continue_final_message': false"
         )
     return continues
+
+
+def _tools_of(body: ChatRequest, engine: Engine) -> list[dict[str, Any]]:
+    """The tools for the chat template. Raises PromptError if it shows no tools, and OptionError."""
+    choice, tools = body.tool_choice, body.tools or []
+    if choice == "none":
+        return []
+    if choice not in (None, "auto") and not tools:
+        raise OptionError("tool_choice requires a call, but there are no 'tools'; send some")
+    names = [tool.function.name for tool in tools]
+    if isinstance(choice, NamedTool) and (name := choice.function.name) not in names:
+        raise OptionError(f"tool_choice names {name!r}, but 'tools' has only {', '.join(names)}")
+    if tools and engine.chat_template and not format_of(engine.chat_template).tools:
+        raise PromptError(
+            "the chat template of this model does not support tools; leave out 'tools'"
+        )
+    return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+
+
+def plan_answer(
+    body: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    prompt: Sequence[int],
+    constraints: Mapping[str, Any],
+    engine: Engine,
+) -> AnswerPlan:
+    """The plan for the answer to a prompt. `constraints`: what the text must match, by option.
+
+    Raises OptionError.
+    """
+    assert engine.chat_template is not None
+    chat_format, vocab = format_of(engine.chat_template), engine.vocab
+    if tools and not constraints.keys() <= {"json_schema"}:
+        raise OptionError("'tools' can be combined with a JSON schema only; leave out one of them")
+    if not tools and not chat_format.has_marks:
+        return AnswerPlan()
+    begun, specials = chat_format.begun_in(prompt, vocab), vocab.specials_in(chat_format.text)
+    options: dict[str, Any] = {"shown_tokens": frozenset(specials.values())}
+    schema, choice = constraints.get("json_schema"), body.tool_choice
+    is_strict = any(tool.function.strict for tool in body.tools or [])
+    is_required = choice not in (None, "auto", "none")
+    # Small models that are forced to call would repeat the same calls until the token limit.
+    is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
+    reasoning = chat_format.reasoning(begun)
+    if constraints and not tools and (schema is None or not (reasoning and reasoning.is_open)):
+        return AnswerPlan()  # the whole text is content
+    if constraints or (tools and (is_required or is_strict or body.parallel_tool_calls is False)):
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        options["json_schema"] = None
+        options["grammar"] = GrammarMaker(chat_format.syntax, specials, vocab.stop_tokens).grammar(
+            [tool for tool in tools if named in (None, tool["function"]["name"])],
+            reasoning,
+            is_required=is_required,
+            is_parallel=named is None and is_parallel,
+            answer=None if schema is None else of_json_schema(schema),
+        )
+    parser = partial(chat_format.parser, begun, tools or None, is_parallel=is_parallel)
+    return AnswerPlan(options, parser)
 
 
 def _options_of(
@@ -209,7 +272,10 @@ def _options_of(
 
 def _constraint_of(body: GenerationBody) -> dict[str, object]:
     """The constraint of a request, as an option of the engine. Raises OptionError for several."""
-    form, outputs = body.response_format, body.structured_outputs or StructuredOutputs()
+    form, outputs = (
+        body.response_format,
+        body.structured_outputs or StructuredOutputs.model_construct(),
+    )
     found: dict[str, tuple[str, object]] = {
         "response_format": ("json_schema", form and _schema_of(form)),
         "structured_outputs.json": ("json_schema", outputs.json_),

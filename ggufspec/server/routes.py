@@ -17,12 +17,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ggufspec.decoding.sampling_options import SAMPLING
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.llama.vocab import Vocab
-from ggufspec.server import schema
+from ggufspec.server import schema, slot_files
 from ggufspec.server.dialects.chat_response import FINGERPRINT
 from ggufspec.server.errors import ApiError
-from ggufspec.server.requests import check_scales
+from ggufspec.server.requests import check_scales, text_of
 from ggufspec.server.service import Service, default_options
-from ggufspec.server.slot_files import SlotFiles
 
 
 def add_tokenization(router: APIRouter, service: Service) -> None:
@@ -55,22 +54,18 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
                     f"token {token} does not exist; ids are 0 to {vocab.n_tokens - 1:,}",
                     param="tokens",
                 )
-        data = await run_in_threadpool(lambda: b"".join(map(vocab.piece, body.tokens)))
-        text = data.decode("utf-8", "replace")
+        text = await run_in_threadpool(text_of, body.tokens, service.engine)
         return JSONResponse({"content": text, "prompt": text})  # names of llama.cpp and vLLM
 
 
 def add_slots(router: APIRouter, service: Service) -> None:
-    options = service.options
-    slot_files = SlotFiles(service.engine, service.worker, options.slot_folder, options.timeout)
-
     @router.post("/slots/{id_slot}")
     async def slots(
         id_slot: str, action: str | None = None, body: schema.SlotFile | None = None
     ) -> Response:
         """Save the text of a slot to a file, restore or erase it, as llama.cpp's server does."""
-        found = await slot_files.act(id_slot, action, body or schema.SlotFile.model_construct())
-        return JSONResponse(found)
+        sent = body or schema.SlotFile.model_construct()
+        return JSONResponse(await slot_files.act(service, id_slot, action, sent))
 
 
 def add_information(router: APIRouter, service: Service) -> None:

@@ -35,12 +35,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _given(cls, data: object) -> object:
-        try:
-            if isinstance(data, dict):
-                return fields.given(data, cls.kinds, cls.model_fields)
-            return data
-        except ValueError as error:
-            raise PydanticCustomError("given_twice", "{found}", {"found": str(error)}) from error
+        return fields.given(data, cls.kinds, cls.model_fields) if isinstance(data, dict) else data
 
 
 class StreamOptions(Body):

@@ -15,6 +15,7 @@ _MAX_DEPTH = 64
 _MAX_DIGITS = 19
 _TOO_DEEP = f"nested deeper than {_MAX_DEPTH} levels"
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_CUT_PAIR = re.compile(r"\\u[dD][89abAB]..(\\(u[0-9a-fA-F]{0,3})?)?\Z")
 
 
 def parse_json(body: bytes) -> Any:
@@ -22,7 +23,7 @@ def parse_json(body: bytes) -> Any:
     try:
         document = json.loads(
             body.decode("utf-8"),
-            parse_constant=_refuse_constant,
+            parse_constant=_finite_float,
             parse_float=_finite_float,
             parse_int=_limited_int,
             object_pairs_hook=_object_of,
@@ -48,7 +49,10 @@ def sent_arguments(text: str) -> str:
     """
     if text.strip() in ("", "null"):
         return "{}"
-    ways: tuple[Literal[False, "trailing-strings"], ...] = (False, "trailing-strings")
+    # A string that ends in half of a surrogate pair is left out.
+    is_half = _CUT_PAIR.search(text) is not None
+    ways: tuple[bool | Literal["trailing-strings"], ...]
+    ways = (False, True if is_half else "trailing-strings")
     for way in ways:
         try:
             value = from_json(text, allow_partial=way)
@@ -77,14 +81,10 @@ def _check_depth_and_text(document: object) -> None:
     raise ValueError(_TOO_DEEP)
 
 
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 def _finite_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError("a number is too large")
+        raise ValueError(f"{text[:_MAX_DIGITS]} is not a JSON number, or too large")
     return value
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from time import perf_counter
 from typing import Literal, TypeVar
 
@@ -200,10 +201,8 @@ class EngineWorker:
         with self._changed:
             if self._refuse is not worker_failed:
                 self._refuse = reason
-            waiting = list(self._waiting)
-            self._waiting.clear()
-            jobs = list(self._jobs)
-            self._jobs.clear()
+            waiting, self._waiting = self._waiting, deque()
+            jobs, self._jobs = self._jobs, []
             self._changed.notify_all()
         for job in jobs:
             job.fail(reason())
@@ -366,12 +365,9 @@ class EngineWorker:
 
 def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
     """Report events in one call per `run_soon`, since each call wakes an event loop."""
-    by_loop: dict[RunSoon, list[tuple[TextRequest, RequestEvent]]] = {}
-    for request, event in events:
-        by_loop.setdefault(request.run_soon, []).append((request, event))
-    for run_soon, of_loop in by_loop.items():
+    for run_soon, together in groupby(events, key=lambda each: each[0].run_soon):
         try:
-            run_soon(_report, of_loop)
+            run_soon(_report, [*together])
         except RuntimeError:
             pass  # the event loop is closed, so all connections are
         except Exception as failure:

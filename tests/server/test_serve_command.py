@@ -73,7 +73,7 @@ def test_the_options_of_the_command_reach_the_server(
         found.append((engine, options))
         raise OptionError("enough")
 
-    monkeypatch.setattr("ggufspec.server.app.make_service", capture)
+    monkeypatch.setattr("ggufspec.server.service.make_service", capture)
     given = ["--api-key", "zero", "--api-key-file", keys, "--temp", "0.3", "--seed", "5", "-t", "1"]
     assert called(monkeypatch, "-m", chat_files[0], "--port", "0", *given) == 2
     ((engine, options),) = found

@@ -16,7 +16,7 @@ from serving import Live, events_of, said, serving
 import ggufspec
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.engine import Engine
-from ggufspec.server.chat import plan_answer
+from ggufspec.server.requests import plan_answer
 from ggufspec.server.schema import ChatRequest
 
 TEMPLATE = (

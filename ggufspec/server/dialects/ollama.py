@@ -127,6 +127,7 @@ def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
     """Describes the model, in the form of Ollama's list and of `/api/show`."""
     model, template = engine.pair.target.model, engine.chat_template
     family, _, quantization = model.description.split(maxsplit=2)
+    n = model.n_params
     form = template and format_of(template)
     abilities = {"tools": form and form.tools, "thinking": form and form.syntax.reasoning}
     return {
@@ -138,19 +139,15 @@ def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
         "details": {
             "family": family,
             "families": [family],
-            "parameter_size": _size(model.n_params),
+            # As Ollama writes it; llama.cpp's own names are of the nearest family.
+            "parameter_size": f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.2f}M",
             "quantization_level": quantization,
         },
         "template": "" if template is None else template.source,
         "model_info": {
             "general.architecture": family,
-            "general.parameter_count": model.n_params,
+            "general.parameter_count": n,
             f"{family}.context_length": engine.n_ctx,
         },
         "capabilities": ["completion", *(name for name, has in abilities.items() if has)],
     }
-
-
-def _size(n_params: int) -> str:
-    """As Ollama writes it; llama.cpp's own names are of the nearest family."""
-    return f"{n_params / 1e9:.1f}B" if n_params >= 1e9 else f"{n_params / 1e6:.2f}M"

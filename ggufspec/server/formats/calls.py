@@ -12,6 +12,7 @@ from ggufspec.server.formats.reader import (
     MAX_NAME,
     MAX_UNCERTAIN,
     Marks,
+    NoCallError,
     Reader,
     Steps,
     Write,
@@ -49,10 +50,6 @@ _ID_KEYS = ("id", "tool_call_id")
 _CALL_KEYS = (*_NAME_KEYS, *_ID_KEYS, "type", "function", "index")
 
 Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by its name
-
-
-class NoCallError(Exception):
-    """The text that looked like a call is content."""
 
 
 class CallParser:

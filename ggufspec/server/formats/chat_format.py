@@ -12,10 +12,10 @@ from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
 from ggufspec.llama.vocab import Vocab
-from ggufspec.server.formats.calls import CallParser, NoCallError, Schemas
-from ggufspec.server.formats.deltas import ChatDelta, ChatParser, Deltas
+from ggufspec.server.formats.calls import CallParser, Schemas
+from ggufspec.server.formats.deltas import ChatParser, Deltas
 from ggufspec.server.formats.grammar import Reasoning
-from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader, Steps
+from ggufspec.server.formats.reader import SPACES, Marks, NoCallError, Reader, Steps
 from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, derive, parts, words
 
 _HARMONY_HEADER = "<|start|>assistant"
@@ -83,13 +83,13 @@ class ChatFormat:
         deltas = Deltas(has_short_ids=any(ID in text for text in texts))
         if self.syntax.is_harmony:
             steps = _harmony_steps(reader, deltas, has_tools=tools is not None)
-            return _SteppedParser(reader, deltas, steps, begun)
+            return ChatParser(reader, deltas, steps, begun)
         schemas = None
         if tools is not None:
             functions = [tool["function"] for tool in tools]
             schemas = {each["name"]: each.get("parameters") or {} for each in functions}
         answer = _AnswerSteps(reader, deltas, self.syntax, schemas, is_parallel)
-        return _SteppedParser(reader, deltas, answer.run(), begun.strip())
+        return ChatParser(reader, deltas, answer.run(), begun.strip())
 
 
 @lru_cache(maxsize=4)
@@ -101,35 +101,6 @@ def format_of(template: ChatTemplate) -> ChatFormat:
         raise
     except PromptError:
         return ChatFormat(Syntax("", None, (), None))
-
-
-class _SteppedParser:
-    """Parses a text that comes in pieces, by steps that wait for more text. Raises nothing."""
-
-    def __init__(self, reader: Reader, deltas: Deltas, steps: Steps[None], begun: str) -> None:
-        """`steps`: a new generator that reads from `reader` and writes to `deltas`.
-
-        `begun`: the beginning of the answer, if the prompt contains it.
-        """
-        self._reader, self._deltas, self._steps = reader, deltas, steps
-        next(steps)
-        self.push(begun)
-        deltas.restart()
-
-    def push(self, text: str) -> list[ChatDelta]:
-        if text:
-            self._reader.add(text)
-            next(self._steps, None)
-            if self._reader.n_kept > MAX_UNCERTAIN:
-                self._steps.throw(NoCallError)
-        return self._deltas.take()
-
-    def finish(self) -> list[ChatDelta]:
-        self._reader.is_over = True
-        for _ in self._steps:
-            pass
-        self._deltas.finish()
-        return self._deltas.take()
 
 
 class _AnswerSteps:
@@ -181,28 +152,13 @@ class _AnswerSteps:
                 mark = yield from reader.until(self._marks, deltas.content)
             if mark is None:
                 return
-            if mark == begin:
-                deltas.part()
-                yield from self._reasoning()
-            elif mark in (*self._starts, *_BARE):
+            if mark in (*self._starts, *_BARE):
                 yield from self._section(mark)
-            else:
+                continue
+            deltas.part()
+            if mark == begin:
+                yield from reader.until(self._reasoning_end, deltas.reasoning)
                 deltas.part()
-
-    def _reasoning(self) -> Steps[None]:
-        reader, deltas = self._reader, self._deltas
-        spaces: list[str] = []
-        yield from reader.spaces()
-
-        def write(text: str) -> None:
-            kept = text.rstrip()
-            if kept:
-                deltas.reasoning("".join([*spaces, kept]))
-                spaces.clear()
-            if len(kept) < len(text):
-                spaces.append(text[len(kept) :])
-
-        yield from reader.until(self._reasoning_end, write)
 
     def _section(self, mark: str) -> Steps[None]:
         """Parse calls, of which the first begins with `mark`; if there are none, add content."""
@@ -297,5 +253,7 @@ def _harmony_steps(reader: Reader, deltas: Deltas, *, has_tools: bool) -> Steps[
         elif "analysis" in header:
             write = deltas.reasoning
         mark = yield from reader.until(inside, write)
+        if write != deltas.content:
+            deltas.part()
         if mark is None:
             return

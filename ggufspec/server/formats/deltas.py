@@ -1,11 +1,12 @@
-"""The pieces of an answer that a chat parser returns, and their collector."""
+"""The pieces of an answer that a chat parser returns, their collector, and the parser."""
 
 from __future__ import annotations
 
 import secrets
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from ggufspec.server.formats.reader import MAX_UNCERTAIN, NoCallError, Reader, Steps
 from ggufspec.server.formats.values import json_text
 
 
@@ -32,16 +33,6 @@ class CallDelta(NamedTuple):
 ChatDelta = ContentDelta | ReasoningDelta | CallDelta
 
 
-class ChatParser(Protocol):
-    """Separates a generated text that comes in pieces into content, reasoning and tool calls."""
-
-    def push(self, text: str) -> list[ChatDelta]:
-        """Add a piece of text; returns the deltas that are certain after it."""
-
-    def finish(self) -> list[ChatDelta]:
-        """Returns the deltas that were held back until the end of the text."""
-
-
 class Deltas:
     """Collects the deltas of a parser; drops white space next to calls and reasoning."""
 
@@ -49,7 +40,7 @@ class Deltas:
         """`has_short_ids`: calls have ids of nine characters, as some templates require."""
         self._found: list[ChatDelta] = []
         self._has_short_ids = has_short_ids
-        self._spaces: list[str] = []  # white space, dropped unless more content follows
+        self._spaces: list[str] = []  # white space, dropped unless more of its part follows
         self.has_content = False
         self.n_calls = 0
         self.n_members = 0  # number of the last call's arguments
@@ -64,22 +55,25 @@ class Deltas:
         ]
 
     def content(self, text: str) -> None:
+        self._add(ContentDelta, text)
+        self.has_content = self.has_content or bool(text.strip())
+
+    def reasoning(self, text: str) -> None:
+        self._add(ReasoningDelta, text)
+
+    def _add(self, kind: type[ContentDelta | ReasoningDelta], text: str) -> None:
         if self._skips_spaces:
             text = text.lstrip()
         kept = text.rstrip()
         if kept:
-            self._skips_spaces, self.has_content = False, True
-            self._found += [ContentDelta("".join([*self._spaces, kept]))]
+            self._skips_spaces = False
+            self._found.append(kind("".join([*self._spaces, kept])))
             self._spaces.clear()
         if len(kept) < len(text):
             self._spaces.append(text[len(kept) :])
 
-    def reasoning(self, text: str) -> None:
-        if text:
-            self._found.append(ReasoningDelta(text))
-
     def part(self) -> None:
-        """Begin a part other than content; the white space around it is dropped."""
+        """Begin or end a part other than content; the white space around it is dropped."""
         self._spaces.clear()
         self._skips_spaces = True
 
@@ -115,6 +109,40 @@ class Deltas:
     def end_object(self) -> None:
         """Close the object of the last call's arguments."""
         self.write("}" if self.n_members else "{}")
+
+
+class ChatParser:
+    """Separates a text that comes in pieces into content, reasoning and tool calls.
+
+    Raises nothing: what is no call is content.
+    """
+
+    def __init__(self, reader: Reader, deltas: Deltas, steps: Steps[None], begun: str) -> None:
+        """`steps`: a new generator that reads from `reader` and writes to `deltas`.
+
+        `begun`: the beginning of the answer, if the prompt contains it.
+        """
+        self._reader, self._deltas, self._steps = reader, deltas, steps
+        next(steps)
+        self.push(begun)
+        deltas.restart()
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Add a piece of text; returns the deltas that are certain after it."""
+        if text:
+            self._reader.add(text)
+            next(self._steps, None)
+            if self._reader.n_kept > MAX_UNCERTAIN:
+                self._steps.throw(NoCallError)
+        return self._deltas.take()
+
+    def finish(self) -> list[ChatDelta]:
+        """Returns the deltas that were held back until the end of the text."""
+        self._reader.is_over = True
+        for _ in self._steps:
+            pass
+        self._deltas.finish()
+        return self._deltas.take()
 
 
 def _part_of(delta: ChatDelta) -> tuple[type, int]:

@@ -19,6 +19,10 @@ SPACES = re.compile(r"\s*")
 _SCALAR = re.compile(r"[^\s,\]})]*")
 
 
+class NoCallError(Exception):
+    """The text that looked like a call is content."""
+
+
 class Reader:
     """An incomplete text, and the current place in it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -76,11 +77,10 @@ def parts(text: str) -> list[str]:
 def derive(template: ChatTemplate) -> Syntax:
     """Derives the syntax of a template from conversations that it renders."""
     sample, source = _Sample(template), template.source_for_tools
-    prompt = _answer_in(sample.prompt())
-    before, _, after = _answer_in(sample.answer(_CONTENT)).rpartition(_CONTENT)
+    prompt = sample.prompt()
+    before, _, after = sample.answer(_CONTENT).rpartition(_CONTENT)
     common = _common(prompt, before) if before else prompt
-    end_of_user = _answer_in(sample.prompt(header=False))
-    header = common[len(_common(common, end_of_user)) :] or common
+    header = common[len(_common(common, sample.prompt(header=False))) :] or common
     reasoning = _reasoning(sample, header, source)
     for mark in reasoning or ():
         header = header.partition(mark)[0] if mark else header
@@ -115,6 +115,7 @@ HARMONY_CALL = CallSyntax(
 _NAMES = ("funcAlpha", "funcBeta")
 _KEYS = ("keyAlpha", "keyBeta")
 _VALUES = (("textAlpha", 4217), ("textBeta", 4218))
+_ARGUMENTS = [dict(zip(_KEYS, values, strict=True)) for values in _VALUES]
 _IDS = ("callIdOne", "callIdTwo")  # Mistral's templates require nine characters
 _CONTENT, _REASONING, _USER = "contentAlpha", "reasonAlpha", "userAlpha"
 _TOOL = {"type": "object", "properties": {"other": {"type": "string", "description": "x"}}}
@@ -127,28 +128,26 @@ class _Sample:
         self._template = template
         self.ids = _IDS
 
-    def prompt(self, *, tools: bool = False, header: bool = True) -> str | None:
-        return self._text([], tools=tools, header=header)
+    def prompt(self, *, header: bool = True) -> str:
+        return self.whole([], header=header).rpartition(_USER)[2]
 
-    def answer(
-        self, content: str = "", *, n_calls: int = 0, reasoning: str | None = None
-    ) -> str | None:
-        """The rendered conversation with this answer; None if the template cannot render it."""
+    def answer(self, content: str = "", *, n_calls: int = 0, reasoning: str | None = None) -> str:
+        """What the template writes for this answer; empty if it cannot render it."""
         answer: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning is not None:
             answer["reasoning_content"] = reasoning
+        calls = [
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id, name, arguments in zip(self.ids, _NAMES, _ARGUMENTS, strict=True)
+        ]
         if n_calls:
-            answer["tool_calls"] = [self._call_of(i) for i in range(n_calls)]
-        return self._text([answer], tools=n_calls > 0)
+            answer["tool_calls"] = calls[:n_calls]
+        return self.whole([answer], tools=n_calls > 0, header=False).rpartition(_USER)[2]
 
-    def _call_of(self, i: int) -> dict[str, Any]:
-        arguments = dict(zip(_KEYS, _VALUES[i], strict=True))
-        function = {"name": _NAMES[i], "arguments": arguments}
-        return {"id": self.ids[i], "type": "function", "function": function}
-
-    def _text(
-        self, answers: list[dict[str, Any]], *, tools: bool, header: bool = False
-    ) -> str | None:
+    def whole(
+        self, answers: Sequence[dict[str, Any]] = (), *, tools: bool = False, header: bool = True
+    ) -> str:
+        """The conversation with its prompt; empty if the template cannot render it."""
         function = {"name": "otherTool", "description": "x", "parameters": _TOOL}
         given = [{"type": "function", "function": function}]
         messages = [{"role": "user", "content": _USER}, *answers]
@@ -159,12 +158,7 @@ class _Sample:
         except LimitError:
             raise
         except PromptError:  # some templates need tools, or a list
-            return None if tools else self._text(answers, tools=True, header=header)
-
-
-def _answer_in(text: str | None) -> str:
-    """The part of a rendered conversation after the user's message."""
-    return (text or "").rpartition(_USER)[2]
+            return "" if tools else self.whole(answers, tools=True, header=header)
 
 
 def _common(a: str, b: str) -> str:
@@ -203,14 +197,11 @@ _KNOWN_REASONING = (
 
 def _reasoning(sample: _Sample, header: str, source: str) -> tuple[str, str] | None:
     for n_calls in (0, 1):  # some templates keep reasoning only before calls
-        text = _answer_in(sample.answer(_CONTENT, reasoning=_REASONING, n_calls=n_calls))
+        text = sample.answer(_CONTENT, reasoning=_REASONING, n_calls=n_calls)
         before, found, after = text.partition(_REASONING)
-        after = after.partition(_CONTENT)[0]
-        if found and words(after):
-            break
-    if found and words(after):
-        begin = _after(before, header).strip() or _after(sample.prompt() or "", header).strip()
-        return begin or words(before)[-1], words(after)[0]
+        if found and (following := words(after.partition(_CONTENT)[0])):
+            begin = _after(before, header).strip() or _after(sample.prompt(), header).strip()
+            return begin or words(before)[-1], following[0]
     return next((pair for pair in _KNOWN_REASONING if all(m in source for m in pair)), None)
 
 
@@ -219,7 +210,6 @@ def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSynt
     if text and _NAMES[0] not in text and _IDS[0] in text:  # Kimi's id contains the name
         sample.ids = (f"functions.{_NAMES[0]}:0", f"functions.{_NAMES[1]}:1")
         text = sample.answer(n_calls=1)
-    text = _answer_in(text)
     start = text.find(header) + len(header) if header in text else len(_common(text, header))
     while (word := (words(text[start:]) or [""])[0]) in opening:
         start = text.index(word, start) + len(word)
@@ -233,7 +223,7 @@ def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSynt
         return None
     call, i_end = made
     call = replace(call, closer=_without_end(text[i_end:], end))
-    several = _answer_in(sample.answer(n_calls=2))
+    several = sample.answer(n_calls=2)
     if several.startswith(text[:i_end]) and _NAMES[1] in several[i_end:]:
         joined = _with_joint(call, several[i_end:])
         between = joined.joint or ""
@@ -277,14 +267,14 @@ class _Spots(NamedTuple):
 def _object_call(spots: _Spots) -> tuple[CallSyntax, int] | None:
     """The syntax of a call whose arguments are a JSON object, and the end of the call."""
     text, start, name_at, name_end, key_at = spots
-    wanted = dict(zip(_KEYS, _VALUES[0], strict=True))
-    at = text.rfind("{", name_end, key_at)
-    arguments, end = _decoded(text, at) if at > 0 else (None, 0)
-    if arguments != wanted:  # some templates write the JSON text as a JSON string
-        at = text.rfind('"{', name_end, key_at)
+    # Some templates write the JSON text as a JSON string.
+    for mark, wanted in (("{", _ARGUMENTS[0]), ('"{', json.dumps(_ARGUMENTS[0]))):
+        at = text.rfind(mark, name_end, key_at)
         arguments, end = _decoded(text, at) if at > 0 else (None, 0)
-        if arguments != json.dumps(wanted):
-            return None
+        if arguments == wanted:
+            break
+    else:
+        return None
     middle = _placed(text[name_end:at])
     for i in (i for i in range(start, name_at) if text[i] == "{"):
         outer, outer_end = _decoded(text, i)
@@ -383,7 +373,6 @@ _KNOWN_CALLS = {
 
 
 def _known_call(sample: _Sample, source: str) -> CallSyntax | None:
-    shown = sample.prompt(tools=True)
-    if shown is None or shown == sample.prompt():
+    if sample.whole(tools=True) in ("", sample.whole()):
         return None
     return next((call for mark, call in _KNOWN_CALLS.items() if mark in source), None)
