@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ggufspec.server.dialects.answers import Renderer
+from ggufspec.server.dialects.shared import Renderer
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceEvent, ParsedRequest, RequestEnded, RequestEvent
 from ggufspec.server.requests import parse_request

@@ -1,17 +1,14 @@
-"""What the worker runs: requests and jobs; and the events that it reports."""
+"""The request in the form that the worker runs, and the events that the worker reports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ggufspec.engine.completion import Completion
 from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.slots import Slot
 from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.deltas import ChatParser
 
@@ -56,27 +53,3 @@ class RequestEnded(NamedTuple):
 
 ChoiceEvent = ChoiceDelta | ChoiceFinished
 RequestEvent = ChoiceEvent | RequestEnded
-
-
-@dataclass(eq=False)
-class SlotJob:
-    """Work on a slot that no text uses."""
-
-    slot: Slot
-    work: Callable[[], Any]
-    done: Future[Any]
-
-    def run(self, lock: AbstractContextManager[object]) -> None:
-        if not self.done.set_running_or_notify_cancel():
-            return
-        try:
-            with lock:
-                self.done.set_result(self.work())
-        except BaseException as error:
-            self.done.set_exception(error)
-            if isinstance(error, (SystemExit, KeyboardInterrupt)):
-                raise
-
-    def fail(self, error: ApiError) -> None:
-        if self.done.set_running_or_notify_cancel():
-            self.done.set_exception(error)

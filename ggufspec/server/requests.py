@@ -102,7 +102,8 @@ def parse_request(
         )
     writes = _limit_of(body) != 0
     if not writes and echo is None:
-        raise OptionError("max_tokens is 0; it must be at least 1, or -1, unless 'echo' is true")
+        name = "max_tokens" if body.max_tokens == 0 else "max_completion_tokens"
+        raise OptionError(f"{name} is 0; it must be at least 1, or -1, unless 'echo' is true")
     return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, writes)
 
 

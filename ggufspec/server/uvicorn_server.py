@@ -144,9 +144,16 @@ class GracefulServer(uvicorn.Server):
         while not self._worker.join(0) or self.server_state.tasks:
             if monotonic() - began >= self._grace:
                 break
+            await self.on_tick(0)
             await asyncio.sleep(_POLL_SECONDS)
         self._worker.abort()
         await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, ImpatientProtocol):
+                connection.check()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal stops gracefully, the second one aborts running requests.
@@ -171,7 +178,7 @@ class ImpatientProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._n_connections_max = n_connections_max
         self.waits_since = monotonic()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._head_by = self._read_by = math.inf  # limits for the client, by `monotonic`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -179,32 +186,37 @@ class ImpatientProtocol(H11Protocol):
             transport.write(_TOO_MANY)
             transport.abort()
             return
-        self._start_timer("head", HEAD_SECONDS, self._head_timeout)
+        self._head_by = monotonic() + HEAD_SECONDS
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.awaits_head:
-            self._start_timer("head", HEAD_SECONDS, self._head_timeout)
-        else:
-            self._stop_timer("head")
-            self.waits_since = monotonic()
+        if not self.awaits_head:
+            self._head_by, self.waits_since = math.inf, monotonic()
+        elif self._head_by == math.inf:  # so single bytes do not prolong it
+            self._head_by = monotonic() + HEAD_SECONDS
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._start_timer("response", STALLED_SECONDS, self.transport.abort)
+        self._read_by = min(self._read_by, monotonic() + STALLED_SECONDS)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_timer("response")
+        if not self.transport.is_closing():
+            self._read_by = math.inf
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._start_timer("close", STALLED_SECONDS, self.transport.abort)
+        self._read_by = min(self._read_by, monotonic() + STALLED_SECONDS)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        for name in list(self._timers):
-            self._stop_timer(name)
-        super().connection_lost(exc)
+    def check(self) -> None:
+        """Cut the client off if it took too long."""
+        now = monotonic()
+        if now > self._read_by:
+            self.transport.abort()
+        elif now > self._head_by and self.awaits_head and not self.transport.is_closing():
+            self.transport.write(_HEAD_TIMEOUT)
+            self.transport.close()
+            self._read_by = now + STALLED_SECONDS
 
     def _has_made_room(self) -> bool:
         """Close the other connection that is idle for longest; false if no other one is idle."""
@@ -223,25 +235,6 @@ class ImpatientProtocol(H11Protocol):
     @property
     def awaits_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
-
-    def _head_timeout(self) -> None:
-        if self.awaits_head and not self.transport.is_closing():
-            self.transport.write(_HEAD_TIMEOUT)
-            self.transport.close()
-            self._start_timer("close", STALLED_SECONDS, self.transport.abort)
-
-    def _start_timer(self, name: str, seconds: float, then: Callable[[], None]) -> None:
-        """Start a timer unless it runs, so that single bytes do not prolong it."""
-        if name not in self._timers:
-            self._timers[name] = self.loop.call_later(seconds, partial(self._expire, name, then))
-
-    def _expire(self, name: str, then: Callable[[], None]) -> None:
-        del self._timers[name]
-        then()
-
-    def _stop_timer(self, name: str) -> None:
-        if (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
 
 
 def watchdog(seconds: float) -> threading.Timer:

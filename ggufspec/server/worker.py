@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from time import perf_counter
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
@@ -24,7 +24,6 @@ from ggufspec.server.events import (
     ParsedRequest,
     RequestEnded,
     RequestEvent,
-    SlotJob,
 )
 from ggufspec.server.logprobs import PromptScores
 from ggufspec.server.metrics import Metrics
@@ -82,7 +81,7 @@ class EngineWorker:
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
         self._waiting: deque[TextRequest] = deque()
-        self._jobs: list[SlotJob] = []
+        self._jobs: list[tuple[Slot, Callable[[], Any], Future[Any]]] = []
         self._running: list[TextRequest] = []
         self._events: list[tuple[TextRequest, RequestEvent]] = []  # not sent yet
         self._refuse: Callable[[], ApiError] | None = None  # the error if refused
@@ -148,13 +147,13 @@ class EngineWorker:
 
     def call(self, slot: Slot, work: Callable[[], T]) -> Future[T]:
         """Schedule `work` between two rounds, once no text uses the slot. Raises ApiError."""
-        job = SlotJob(slot, work, Future())
+        done: Future[T] = Future()
         with self._changed:
             if self._refuse is not None:
                 raise self._refuse()
-            self._jobs.append(job)
+            self._jobs.append((slot, work, done))
             self._changed.notify_all()
-        return job.done
+        return done
 
     def cancel(self, request: TextRequest) -> None:
         """Drop a request: from the queue at once, otherwise at the end of the round."""
@@ -204,8 +203,9 @@ class EngineWorker:
             waiting, self._waiting = self._waiting, deque()
             jobs, self._jobs = self._jobs, []
             self._changed.notify_all()
-        for job in jobs:
-            job.fail(reason())
+        for _, _, done in jobs:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(reason())
         _send([(request, RequestEnded(reason())) for request in waiting])
 
     def _start_requests(self) -> bool:
@@ -222,10 +222,18 @@ class EngineWorker:
 
     def _do_jobs(self) -> None:
         with self._changed:
-            ready = [job for job in self._jobs if not (self._running and job.slot.n_users)]
+            ready = [job for job in self._jobs if not (self._running and job[0].n_users)]
             self._jobs = [job for job in self._jobs if job not in ready]
-        for job in ready:
-            job.run(self._engine.pair.lock.held())
+        for _, work, done in ready:
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                with self._engine.pair.lock.held():
+                    done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+                if isinstance(error, _EXITS):
+                    raise
 
     def _round(self) -> None:
         for request in list(self._running):

@@ -44,6 +44,13 @@ def message_of(**body: Any) -> list[dict[str, Any]]:
             },
             "json_schema is given twice",
         ),
+        (
+            {
+                "output_format": {"type": "json_schema", "schema": {}},
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            },
+            "output_format is given twice",
+        ),
         ({"thinking": {"type": "always"}}, "thinking.type: Input should be 'enabled'"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "w"}]},

@@ -10,7 +10,7 @@ from typing import Any
 
 from ggufspec import __version__
 from ggufspec.engine.logprobs import TokenLogprobs
-from ggufspec.server.dialects.answers import CHUNKS, Answer, logprob_entries, timings
+from ggufspec.server.dialects.shared import CHUNKS, Answer, logprob_entries, timings
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceDelta, ChoiceEvent, ParsedRequest
 from ggufspec.server.formats.deltas import ChatDelta, ContentDelta, ReasoningDelta
@@ -47,19 +47,18 @@ class CompletionRenderer:
         choice = self._choices[event.choice_index]
         offset = 0 if self._is_chat else len(choice.text)
         deltas = [step.delta for step in choice.add(event)]
-        if isinstance(event, ChoiceDelta):
-            if not deltas and (self._with_drafted or self._with_logprobs or self._with_tokens):
-                deltas = [ContentDelta("")]
-            # If there are several chunks, the first has the log-probabilities and tokens.
-            chunks = self._role_chunks(choice) if deltas else []
-            for i, delta in enumerate(deltas):
-                chunks.append(self._part_chunk(choice, delta, None if i else event, offset))
-            return chunks
-        chunks = self._role_chunks(choice)
-        chunks += [self._part_chunk(choice, delta) for delta in deltas]
-        statistics = choice.statistics() | {"drafted": []}
-        last = self._chunk(choice, {}, statistics, finish_reason=choice.finish_reason)
-        return [*chunks, last | {"timings": timings([choice])}]
+        tokens = event if isinstance(event, ChoiceDelta) else None
+        if tokens and (self._with_drafted or self._with_logprobs or self._with_tokens):
+            deltas = deltas or [ContentDelta("")]
+        chunks = self._role_chunks(choice) if deltas or not tokens else []
+        # If there are several chunks, the first has the log-probabilities and tokens.
+        for i, delta in enumerate(deltas):
+            chunks.append(self._part_chunk(choice, delta, None if i else tokens, offset))
+        if not tokens:
+            last = self._choice(choice, {}, finish_reason=choice.finish_reason)
+            chunks.append(self._chunk([last], choice.statistics() | {"drafted": []}))
+            chunks[-1]["timings"] = timings([choice])
+        return chunks
 
     def error(self, error: ApiError) -> list[dict[str, Any]]:
         cut = [
@@ -67,7 +66,7 @@ class CompletionRenderer:
             for choice in self._choices
             if choice.finish_reason is None
         ]
-        return [{**error.body, **self._chunk_of(cut, None)}]
+        return [{**error.body, **self._chunk(cut)}]
 
     def body(self) -> dict[str, Any]:
         choices = [self._body_of(choice) for choice in self._choices]
@@ -80,8 +79,8 @@ class CompletionRenderer:
     def end(self) -> list[dict[str, Any]]:
         if not self._with_usage:
             return []
-        chunk = self._chunk_of([], None) | {"usage": self._usage()}
-        return [chunk | {"timings": timings(self._choices)}]
+        more = {"usage": self._usage(), "timings": timings(self._choices)}
+        return [self._chunk([]) | more]
 
     def _usage(self) -> dict[str, Any]:
         """Token counts; the prompt of several choices counts once."""
@@ -137,36 +136,30 @@ class CompletionRenderer:
         return {**body, "message": message}
 
     def _part_chunk(
-        self, choice: Answer, part: ChatDelta, event: ChoiceDelta | None = None, offset: int = 0
+        self, choice: Answer, part: ChatDelta, event: ChoiceDelta | None, offset: int
     ) -> dict[str, Any]:
         """A chunk with a piece of text, and the tokens' details of an event."""
         found = {"tokens": list(event.tokens) if event else []} if self._with_tokens else {}
         logprobs = self._logprobs(event.logprobs if event else [], offset)
         drafted = {"drafted": list(event.drafted)} if event else None
-        return self._chunk(choice, _delta_body(part), drafted, logprobs=logprobs, **found)
+        made = self._choice(choice, _delta_body(part), logprobs=logprobs, **found)
+        return self._chunk([made], drafted)
 
     def _role_chunks(self, choice: Answer) -> list[dict[str, Any]]:
         """The first chunk of a chat's choice, which has only the role; empty if already made."""
         if choice.index in self._has_role or not self._is_chat:
             return []
         self._has_role.add(choice.index)
-        return [self._chunk(choice, {"role": "assistant", "content": None})]
-
-    def _chunk(
-        self,
-        choice: Answer,
-        delta: Mapping[str, Any],
-        statistics: dict[str, Any] | None = None,
-        **more: Any,
-    ) -> dict[str, Any]:
-        return self._chunk_of([self._choice(choice, delta, **more)], statistics)
+        return [self._chunk([self._choice(choice, {"role": "assistant", "content": None})])]
 
     def _choice(self, choice: Answer, delta: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         body = {"index": choice.index, "logprobs": None, "finish_reason": None, **more}
         part = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
         return body | part
 
-    def _chunk_of(self, choices: list[Any], statistics: dict[str, Any] | None) -> dict[str, Any]:
+    def _chunk(
+        self, choices: list[Any], statistics: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": choices}
         if self._is_chat:
             chunk["object"] = "chat.completion.chunk"

@@ -11,8 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ggufspec.server.dialects.answers import NAMED_EVENTS, Answer, Part, Step
-from ggufspec.server.dialects.chat_request import as_chat, of_type, thinking_variables
+from ggufspec.server.dialects.shared import (
+    NAMED_EVENTS,
+    Answer,
+    Part,
+    Step,
+    as_chat,
+    of_type,
+    thinking_variables,
+)
 from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.events import ChoiceEvent, ParsedRequest
 from ggufspec.server.schema import N_STOPS, Body, ChatRequest, GenerationBody, Stop
@@ -172,6 +179,9 @@ class MessagesRequest(GenerationBody):
     def chat(self) -> ChatRequest:
         config, choice = self.output_config, self.tool_choice
         form = (config and config.format) or self.output_format
+        if self.output_format not in (None, form):
+            message = "output_format is given twice, also as output_config.format; give one of them"
+            raise ApiError(400, message, param="output_format")
         effort = config and config.effort
         kind, one_call = None, None
         if choice is not None:

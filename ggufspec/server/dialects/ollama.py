@@ -9,8 +9,7 @@ from pydantic import Field
 
 from ggufspec.engine.engine import Engine
 from ggufspec.server import schema
-from ggufspec.server.dialects.answers import JSON_LINES, Answer
-from ggufspec.server.dialects.chat_request import as_chat, thinking_variables
+from ggufspec.server.dialects.shared import JSON_LINES, Answer, as_chat, thinking_variables
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceEvent, ParsedRequest
 from ggufspec.server.formats.chat_format import format_of

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from ggufspec.server import schema
-from ggufspec.server.dialects.answers import Document
-from ggufspec.server.dialects.chat_request import as_chat, of_type, thinking_variables
+from ggufspec.server.dialects.shared import Document, as_chat, of_type, thinking_variables
 from ggufspec.server.errors import ApiError
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -164,6 +163,9 @@ class ResponsesRequest(schema.GenerationBody):
         reasoning = thinking_variables(False) if effort == "none" else {}
         form = self.text.format if self.text else None
         has_logprobs = bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+        if self.max_output_tokens == 0:
+            message = "max_output_tokens is 0; it must be at least 1, or -1"
+            raise ApiError(400, message, param="max_output_tokens")
         return as_chat(
             self,
             messages=_messages_of(items, self.instructions),
@@ -233,9 +235,9 @@ class ResponseStore:
 
     def add(self, response: Document, items: Sequence[StoredItem]) -> None:
         text = json.dumps([response, [item.model_dump() for item in items]])
-        stored = _Stored(response, [*items, *items_of(response["output"])], len(text))
-        self._found[response["id"]] = stored
-        self._n_bytes += stored.n_bytes
+        whole = [*items, *items_of(response["output"])]
+        self._found[response["id"]] = _Stored(response, whole, len(text))
+        self._n_bytes += len(text)
         while len(self._found) > self._n_max or self._n_bytes > self._n_bytes_max:
             self.delete(next(iter(self._found)))
 

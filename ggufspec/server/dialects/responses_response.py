@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from ggufspec.server.dialects.answers import (
+from ggufspec.server.dialects.responses_request import ResponsesRequest
+from ggufspec.server.dialects.shared import (
     NAMED_EVENTS,
     Answer,
     Document,
@@ -16,7 +17,6 @@ from ggufspec.server.dialects.answers import (
     logprob_entries,
     timings,
 )
-from ggufspec.server.dialects.responses_request import ResponsesRequest
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceEvent, ChoiceFinished, ParsedRequest
 
