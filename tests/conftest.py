@@ -50,11 +50,11 @@ def _amx(_caches: Path) -> Iterator[None]:
 
     Our own kernels are used wherever there are some: nothing is tried or measured at each load.
     """
-    from ggufspec.llama import amx, kernels
+    from ggufspec.llama import kernels
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(kernels.VARIABLE, os.environ.get(kernels.VARIABLE, "on"))
-        patch.setenv(amx.VARIABLE, "off" if amx.leave_out_if_broken() else "on")
+        patch.setenv(kernels.AMX_VARIABLE, "off" if kernels.leave_out_broken_amx() else "on")
         yield
 
 

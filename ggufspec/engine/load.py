@@ -21,11 +21,10 @@ from ggufspec.engine.pair import DraftOfDraft, Pair
 from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError
-from ggufspec.llama.adapted_context import check_room
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
+from ggufspec.llama.context_checks import check_exact, check_room
 from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.exact import check_exact
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key

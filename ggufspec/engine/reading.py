@@ -9,8 +9,8 @@ from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession
-from ggufspec.llama.block_session import BlockSession
 from ggufspec.llama.head import HeadSession
+from ggufspec.llama.head_sessions import BlockSession
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession, Piece
 

@@ -13,12 +13,11 @@ from weakref import WeakSet
 from ggufspec.decoding.types import Logits, Session, token_array
 from ggufspec.engine.prompt_cache import CachedText, PromptCache
 from ggufspec.errors import DecodeError
-from ggufspec.llama.block_session import BlockSession
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head, HeadSession
+from ggufspec.llama.head_sessions import BlockSession, SharedCacheSession
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.llama.vocab_map import VocabMap
 
 # A prompt continues a slot if it begins with nearly all of its last prompt. Chat templates of

@@ -14,14 +14,20 @@ from ggufspec import _native
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.batch_part import BatchPart, Follower, Parts
-from ggufspec.llama.cache_limits import check_cache, check_kept
-from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
+from ggufspec.llama.context_options import (
+    FLASH_ATTENTION,
+    KV_TYPES,
+    ContextOptions,
+    check_cache,
+    check_kept,
+    choice,
+)
 from ggufspec.llama.devices import address_of, n_threads_default
-from ggufspec.llama.functions import addresses
+from ggufspec.llama.extension import addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
-from ggufspec.llama.sequence_state import State, set_state, state_of
+from ggufspec.llama.saved_text import State, set_state, state_of
 from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.models.head_facts import (
     DFLASH_BATCH,
@@ -35,8 +41,6 @@ from ggufspec.models.head_facts import (
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-
-Checkpoint = State  # the state of recurrent layers, which cannot be truncated
 
 
 class HeadLink(NamedTuple):
@@ -99,7 +103,7 @@ class Context:
         if link is not None and block is not None:
             self.n_hidden = len(link.facts.target_layers) * model.n_embd
         self._layer_skip = layer_skip
-        self.n_left_out = [0] * options.n_sequences  # tokens per text: see short_cache.py
+        self.n_left_out = [0] * options.n_sequences  # tokens per text: see ShortCache
         n_batch = min(options.n_batch, options.n_kept or options.n_ctx)
         n_batch = min(n_batch, EAGLE3_BATCH) if is_eagle3 else n_batch
         n_batch = min(n_batch, DFLASH_BATCH) if block else n_batch
@@ -366,11 +370,11 @@ class Context:
         finally:
             log.inside -= 1
 
-    def checkpoint(self, sequence: int = 0) -> Checkpoint:
+    def checkpoint(self, sequence: int = 0) -> State:
         """A copy of the present state of recurrent layers, or of the cells that windows see."""
         return state_of(self.pointer, sequence, _PARTIAL, "the model's state")
 
-    def restore(self, saved: Checkpoint, n_cells: int, sequence: int = 0) -> None:
+    def restore(self, saved: State, n_cells: int, sequence: int = 0) -> None:
         """Go back to a checkpoint of `n_cells` tokens; the caller then truncates to that length."""
         self.native.begin_restore(n_cells, sequence)
         with listening():

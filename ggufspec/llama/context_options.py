@@ -1,4 +1,4 @@
-"""The options of a context, and llama.cpp's numbers for their values."""
+"""The options of a context, and the caches that are refused: too small, or too large."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import llama_cpp
 
 from ggufspec.common import defaults
-from ggufspec.errors import OptionError
+from ggufspec.errors import OptionError, OutOfMemoryError
+from ggufspec.llama.devices import offload_devices, physical_memory, takes_tensor
+from ggufspec.llama.model import Heads, Model
+from ggufspec.models.header import read_header
+from ggufspec.models.shape import shape_of
+from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
 
 _GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
 KV_TYPES: dict[str, int] = {
@@ -71,3 +76,73 @@ def choice(choices: dict[str, int], name: str, what: str) -> int:
     if name not in choices:
         raise OptionError(f"{name!r} is no {what}; choose from {', '.join(choices)}")
     return choices[name]
+
+
+def check_cache(model: Model, options: ContextOptions) -> None:
+    """Raise OutOfMemoryError: the operating system, or ggml, would end the process."""
+    if not model.n_gpu_layers:
+        _check_memory(model, options)
+    elif model.heads is not None:
+        _check_tensors(model, options, model.heads)
+
+
+def check_kept(model: Model, options: ContextOptions, *, is_head: bool) -> None:
+    """Raise OptionError where a cache cannot leave out tokens, or has no room for drafts."""
+    if not options.n_kept:
+        return
+    why = None
+    if is_head:
+        why = "a draft head, which reads each token of the target"
+    elif not model.can_drop_tail:
+        why = "a model with recurrent layers, whose state has no tokens to leave out"
+    if why is not None:
+        raise OptionError(
+            f"{model.path} is {why}: leave out the size of its context (n_ctx_draft, -cd)"
+        )
+    # So that some of the newest tokens stay where a whole draft is rejected.
+    least = 2 * (options.n_rows + N_FIRST)
+    if options.n_kept < least:
+        raise OptionError(
+            f"a draft context of {options.n_kept:,} tokens is too small for drafts of "
+            f"{options.n_rows:,}: use at least {least:,} (n_ctx_draft, -cd), or shorter drafts "
+            "(n_draft_max, --draft-n)"
+        )
+
+
+def _check_memory(model: Model, options: ContextOptions) -> None:
+    if (memory := physical_memory()) is None:
+        return
+    if model.can_drop_tail:
+        n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
+        needed = options.n_cells * options.n_sequences * model.n_kv_values * n_bytes
+    else:  # llama.cpp does not report which layers have a state
+        caches = CacheParams(
+            *(options.n_ctx, options.n_batch, options.type_k, options.type_v),
+            n_slots=options.n_sequences,
+            n_draft_max=options.n_rollback,
+        )
+        needed = sum(cache_bytes(shape_of(read_header(model.path)), caches))
+    if needed > memory:
+        raise OutOfMemoryError(
+            f"a {options.description} needs {needed / 1e9:,.0f} GB for {model.path}, this machine "
+            f"has {memory / 1e9:,.0f} GB: use a smaller one (n_ctx, -c)"
+        )
+
+
+def _check_tensors(model: Model, options: ContextOptions, heads: Heads) -> None:
+    """No K or V cache of a layer may exceed a device's largest tensor.
+
+    That is a limit of the driver, whatever memory is free: 128 MiB to 4 GiB with Vulkan.
+    """
+    n_cells = options.n_cells * options.n_sequences * heads.n_kv
+    tensors = ((options.type_k, heads.n_keys), (options.type_v, heads.n_values))
+    for device in offload_devices():
+        if device.name in model.devices and not all(
+            takes_tensor(device, KV_TYPES[name], n_cells * n) for name, n in tensors
+        ):
+            raise OutOfMemoryError(
+                f"the cache of a {options.description} has larger tensors than {device.name} "
+                f"({device.description}) computes with, for {model.path}: use a smaller one "
+                "(n_ctx, -c), caches of another type (-ctk q8_0 -ctv q8_0), or no GPU "
+                "layers (-ngl 0; of a draft, -ngld 0)"
+            )

@@ -1,4 +1,4 @@
-"""llama.cpp's functions for hidden states, which llama-cpp-python does not bind: found by name."""
+"""The functions of llama.cpp that the extension calls, and those that llama-cpp-python lacks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ggufspec import _native
 from ggufspec.errors import DecodeError, ModelError
+from ggufspec.llama.devices import address_of
 from ggufspec.llama.log import log
 
 Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
@@ -125,3 +126,26 @@ def _rows(address: int | None, n_rows: int, width: int) -> Hidden:
     if not address:
         raise DecodeError("llama.cpp kept no hidden states of the last batch")
     return _native.rows_at(address, n_rows, width)
+
+
+_FUNCTIONS = (
+    "llama_decode",
+    "llama_synchronize",
+    "llama_get_logits_ith",
+    "llama_memory_seq_rm",
+    "llama_memory_seq_cp",
+    "llama_memory_seq_pos_max",
+    "llama_set_abort_callback",
+)
+_BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
+
+
+def addresses() -> dict[str, int]:
+    """Addresses by name. Raises ModelError if llama_batch has other fields than expected."""
+    fields = [name for name, _ in llama_cpp.llama_batch._fields_]
+    if fields != _BATCH_FIELDS:
+        raise ModelError(
+            f"this llama-cpp-python has another llama_batch ({', '.join(fields)}) than ggufspec "
+            f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec supports"
+        )
+    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in _FUNCTIONS}

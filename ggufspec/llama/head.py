@@ -14,13 +14,12 @@ from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension, saved_text
 from ggufspec.llama.batch_part import BatchPart
-from ggufspec.llama.block_session import Blocks, BlockSession
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.extension import Hidden
 from ggufspec.llama.given_states import GivenStates
+from ggufspec.llama.head_sessions import Blocks, BlockSession, SharedCacheSession
 from ggufspec.llama.log import listening
 from ggufspec.llama.saved_text import SavedText
-from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.models.head_facts import EAGLE3, EAGLE3_ROWS, MTP
 
 # States of a round's tokens, some of which may be rejected, and of tokens since the last draft,

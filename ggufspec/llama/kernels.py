@@ -1,4 +1,4 @@
-"""Registers the extension's kernels for products of quantized weights with ggml."""
+"""Registers the extension's kernels with ggml, and leaves out AMX where it crashes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from ggufspec import _native
 from ggufspec.llama import devices, trial
+from ggufspec.llama.log import logger
 
 # "on": wherever they work, without measuring; "off"; or a name of instructions, measured as usual.
 VARIABLE = "GGUFSPEC_KERNELS"
 BUFFER_TYPE = "GGUFSPEC"  # its name in ggml
-_TRIAL = "ggufspec.llama.kernels_trial"
 GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/matmul/ggml_abi.h
 
 _GET_TYPES = "ggml_backend_cpu_get_extra_buffer_types"  # a function of C++
@@ -74,7 +74,7 @@ def status() -> Status:
     types = _native.kernel_types(name)
     if environ.get(VARIABLE) == "on":
         return Status(name, types)
-    found = trial.outcome("kernels", _TRIAL, instructions=name, extension=trial.extension())
+    found = trial.outcome("kernels", "try_kernels", instructions=name, extension=trial.extension())
     if found is None or not found.works:
         return Status(None, {}, "a trial in a child process has failed")
     return Status(name, {each: types[each] for each in found.words if each in types})
@@ -125,3 +125,46 @@ def _backend_libraries() -> Iterator[ctypes.CDLL]:
     with suppress(OSError, AttributeError):  # no dladdr on Windows
         if function and ctypes.CDLL(None).dladdr(function, ctypes.byref(info)):
             yield ctypes.CDLL(info.dli_fname.decode())
+
+
+AMX_VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
+AMX = "AMX"  # the name of its buffer type in ggml
+
+_TRIAL = "ggufspec.llama.kernels_trial"
+
+
+@cache
+def leave_out_broken_amx() -> bool:
+    """Disable AMX for all models of this process if it does not work; true if it was disabled.
+
+    Call it before the first model is loaded. It costs nothing where llama.cpp has no AMX.
+    """
+    register()  # before the list is read
+    if trial.find_buffer_type(AMX) is None or amx_works():
+        return False
+    leave_out(AMX)
+    return True
+
+
+def amx_works() -> bool:
+    """Whether AMX may be used, by the environment variable or else by a trial."""
+    if (chosen := environ.get(AMX_VARIABLE)) in ("on", "off"):
+        return chosen == "on"
+    if (found := trial.outcome(AMX, "try_amx")) is None:
+        return False
+    if not found.works:
+        logger.warning(
+            "ggufspec: the AMX kernels of this llama.cpp build do not work (tried once, "
+            "remembered): other kernels are used. %s=on uses AMX anyway, off hides this message",
+            AMX_VARIABLE,
+        )
+    return found.works
+
+
+def leave_out(name: str) -> None:
+    """Remove a buffer type from ggml's list, for the rest of this process."""
+    while (found := trial.find_buffer_type(name)) is not None:
+        types, i = found
+        while types[i]:
+            types[i] = types[i + 1]
+            i += 1

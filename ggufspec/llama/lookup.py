@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import DecodeError, OutOfMemoryError
-from ggufspec.llama import amx
+from ggufspec.llama import kernels
 from ggufspec.llama.vocab import Vocab
 from ggufspec.models.adapters import Adapter
 
@@ -86,7 +86,7 @@ class PythonLlama:
         Raises OutOfMemoryError if it does not load.
         """
         self._draft = _CountingLookup(n_drafted)
-        amx.leave_out_if_broken()
+        kernels.leave_out_broken_amx()
         try:
             self._llama: Any = llama_cpp.Llama(
                 str(path),

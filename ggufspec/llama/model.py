@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama import amx, kernel_choice
-from ggufspec.llama.adapters import apply_adapters, load_adapters
+from ggufspec.llama import kernel_choice, kernels
 from ggufspec.llama.devices import offload_devices, tensor_overrides
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
@@ -166,7 +165,7 @@ class Model:
             return loaded
 
         path = os.fsencode(self.path)
-        amx.leave_out_if_broken()
+        kernels.leave_out_broken_amx()
         callback = llama_cpp.llama_progress_callback(on_progress)
         params.progress_callback = callback
         with listening():
@@ -342,3 +341,40 @@ def _key_array(overrides: KeyOverrides) -> Any:
         value = given.value.encode() if isinstance(given.value, str) else given.value
         setattr(item.value, member, value)
     return array
+
+
+_NO_ROOM = "failed to allocate"  # llama.cpp's words
+
+
+def load_adapters(model: int, adapters: Adapters) -> list[Any]:
+    """Load adapters, which were checked against the model, and return their pointers.
+
+    Call it before contexts are made, which reserve graph nodes for adapters. The adapters are freed
+    with the model. Raises ModelError, OutOfMemoryError.
+    """
+    pointers = []
+    for each in adapters:
+        with listening() as log:
+            pointer = llama_cpp.llama_adapter_lora_init(model, os.fsencode(each.path))
+            if not pointer:
+                complaints = log.complaints()
+                if _NO_ROOM in complaints:
+                    raise OutOfMemoryError(
+                        f"there is not enough memory for the LoRA adapter {each.path}: use fewer "
+                        f"GPU layers (n_gpu_layers, -ngl).\n{complaints}"
+                    )
+                raise ModelError(
+                    f"llama.cpp does not load the LoRA adapter {each.path}; use one that was made "
+                    f"for this model.\n{complaints}"
+                )
+            pointers.append(pointer)
+    return pointers
+
+
+def apply_adapters(context: int, pointers: Sequence[Any], adapters: Adapters) -> None:
+    """Apply the model's adapters in all passes of a context."""
+    n = len(adapters)
+    array = (llama_cpp.llama_adapter_lora_p_ctypes * n)(*pointers)
+    scales = (ctypes.c_float * n)(*(each.scale for each in adapters))
+    with listening():
+        llama_cpp.llama_set_adapters_lora(context, array, n, scales)

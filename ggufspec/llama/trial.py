@@ -31,15 +31,15 @@ class Outcome(NamedTuple):
     words: Sequence[str] = ()
 
 
-def outcome(name: str, module: str, **facts: object) -> Outcome | None:
-    """The result of `module.run_trial()`, stored or new; None without a definite answer.
+def outcome(name: str, function: str, **facts: object) -> Outcome | None:
+    """The result of a function of kernel_trials, stored or new; None without a definite answer.
 
     facts: what the result depends on besides the processor and llama.cpp's build. Without a
     definite answer (no process could be started, a timeout), the next process tries again.
     """
     key = {"about": name, "cpu": devices.cpu_name(), "build": build(), **facts}
     if (known := profile_store.recall(key)) is None:
-        if (found := _try(name, module)) is None:
+        if (found := _try(name, function)) is None:
             return None
         known = {WORKS: found.works, **({_WORDS: [*found.words]} if found.words else {})}
         profile_store.remember(key, known)
@@ -93,10 +93,10 @@ def _files(paths: Sequence[Path]) -> dict[str, list[int]]:
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
-def _try(name: str, module: str) -> Outcome | None:
+def _try(name: str, function: str) -> Outcome | None:
     """The outcome of a trial; None without a definite one."""
     try:
-        done = child.call(module, "run_trial")
+        done = child.call("ggufspec.llama.kernel_trials", function)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     else:

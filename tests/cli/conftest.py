@@ -20,7 +20,7 @@ from patience import PATIENCE
 
 from ggufspec.cli import main
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.llama import instruction_sets
+from ggufspec.llama import build
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ MAIN = (
 @pytest.fixture(autouse=True)
 def _no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` and `chat` do not tell of this build's own shortcomings, but of those of a test."""
-    monkeypatch.setattr(instruction_sets, "of_processor", lambda: [])
+    monkeypatch.setattr(build, "of_processor", lambda: [])
 
 
 @pytest.fixture

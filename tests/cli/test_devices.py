@@ -11,7 +11,7 @@ import pytest
 from cli.conftest import Command
 
 from ggufspec.common import child
-from ggufspec.llama import devices, instruction_sets
+from ggufspec.llama import build, devices
 
 
 def test_the_devices_and_the_build_are_listed(command: Command) -> None:
@@ -79,7 +79,7 @@ def test_what_the_build_does_not_use_of_the_processor_is_shown(
 def test_run_tells_once_of_a_build_that_is_slower_than_it_could_be(
     command: Command, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instruction_sets, "of_processor", lambda: ["AVX1024"])
+    monkeypatch.setattr(build, "of_processor", lambda: ["AVX1024"])
     errs = [command("run", "-t", "1", "-m", target, "-p", "a", "-n", "1").err for _ in range(2)]
     line = "ggufspec: llama.cpp does not use AVX1024 of this processor, and is slower"
     assert [line in err for err in errs] == [True, False]

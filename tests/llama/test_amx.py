@@ -14,7 +14,7 @@ from small import small
 from ggufspec import standin
 from ggufspec.common import child
 from ggufspec.drafting import profile_store
-from ggufspec.llama import amx, kernels
+from ggufspec.llama import kernels
 
 BUILD = llama_cpp.llama_print_system_info().decode()
 with_amx = pytest.mark.skipif("AMX_INT8 = 1" not in BUILD, reason="llama.cpp has no AMX here")
@@ -23,7 +23,7 @@ on_posix = pytest.mark.skipif(sys.platform == "win32", reason="the interpreters 
 
 LOAD = """
     import logging, sys
-    from ggufspec.llama import amx
+    from ggufspec.llama import kernels
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     {first}
     from ggufspec.llama.context import Context
@@ -58,14 +58,14 @@ def test_what_is_left_out_is_used_by_no_model(
     quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shown with kernels that most processors have: they are in the same list."""
-    monkeypatch.setenv(amx.VARIABLE, "off")
+    monkeypatch.setenv(kernels.AMX_VARIABLE, "off")
     monkeypatch.setenv(kernels.VARIABLE, "off")  # they come before those of llama.cpp
     usual = loaded(quantized)
     if not any("REPACK model buffer" in line for line in usual):
         pytest.skip("llama.cpp repacks no Q4_0 on this processor")
     without = loaded(
         quantized,
-        "amx.leave_out('CPU_REPACK')",
+        "kernels.leave_out('CPU_REPACK')",
     )
     assert not any("REPACK model buffer" in line for line in without)
     assert without[-1] == usual[-1]
@@ -77,21 +77,21 @@ def test_a_process_survives_its_first_pass(
     quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trial is made once; later processes use what it found."""
-    monkeypatch.delenv(amx.VARIABLE)
+    monkeypatch.delenv(kernels.AMX_VARIABLE)
     first = loaded(quantized)
     (found,) = [record for record in profile_store.records() if record.facts["about"] == "AMX"]
     works = found.document["works"]
     assert any("AMX model buffer" in line for line in first) is works
     assert any("do not work" in line for line in first) is not works
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    assert amx.works() is works, "another trial would fail"
+    assert kernels.amx_works() is works, "another trial would fail"
 
 
 @with_amx
 def test_the_environment_variable_overrides_the_trial(
     quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(amx.VARIABLE, "off")
+    monkeypatch.setenv(kernels.AMX_VARIABLE, "off")
     lines = loaded(quantized)
     assert not any("AMX model buffer" in line for line in lines)
     assert not any("do not work" in line for line in lines), "nothing was tried"
@@ -113,15 +113,15 @@ def interpreter(folder: Path, script: str) -> str:
 def test_a_trial_without_an_answer_is_made_again(
     script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(amx.VARIABLE)
+    monkeypatch.delenv(kernels.AMX_VARIABLE)
     monkeypatch.setattr(child, "SECONDS", 0.5)
     executable = interpreter(tmp_path, script) if script else str(tmp_path / "none")
     monkeypatch.setattr(sys, "executable", executable)
-    assert not amx.works(), "the safe kernels are used meanwhile"
+    assert not kernels.amx_works(), "the safe kernels are used meanwhile"
     assert not [*profile_store.records()]
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "echo works"))
     monkeypatch.setattr(child, "SECONDS", 60.0)
-    assert amx.works()
+    assert kernels.amx_works()
     (found,) = profile_store.records()
     assert found.document == {"works": True}
 
@@ -131,11 +131,11 @@ def test_a_trial_without_an_answer_is_made_again(
 def test_a_definite_failure_is_remembered(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv(amx.VARIABLE)
+    monkeypatch.delenv(kernels.AMX_VARIABLE)
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
-    assert not amx.works()
+    assert not kernels.amx_works()
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "echo works"))
-    assert not amx.works()
+    assert not kernels.amx_works()
     assert len(caplog.messages) == 2
     for message in caplog.messages:
         assert message.startswith("ggufspec: the AMX kernels")

@@ -24,7 +24,7 @@ from tiny_heads import Table
 
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import ClosedError, NoRoomError
-from ggufspec.llama.block_session import BlockSession
+from ggufspec.llama.head_sessions import BlockSession
 
 TABLE = Table(vocab=SMALL_WITH_MASK, n_classes=4)
 N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES, N_PLACES = 96, 12, 7, 2, 3, 6

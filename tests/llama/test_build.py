@@ -10,11 +10,10 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from ggufspec.llama import build, devices, instruction_sets, threadpool
-from ggufspec.llama.build import advice, processor_advice
+from ggufspec.llama import build, devices, threadpool
+from ggufspec.llama.build import advice, of_processor, processor_advice
 from ggufspec.llama.devices import Device
 from ggufspec.llama.install import VisibleGpu, build_command, wheel_command
-from ggufspec.llama.instruction_sets import of_processor
 
 CPU = Device("CPU", "AMD EPYC", 0, 1000, 1, 2000)
 CARD = Device("CUDA0", "NVIDIA GeForce RTX 4090", 1, 1000, 2, 2000)
@@ -103,7 +102,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, built: str, cpuinfo: Path, flags: s
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
-    monkeypatch.setattr(instruction_sets, "of_processor", partial(of_processor, cpuinfo))
+    monkeypatch.setattr(build, "of_processor", partial(of_processor, cpuinfo))
 
 
 HASWELL = "avx f16c fma avx2 bmi2"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tiny
 
-from ggufspec.llama.checkpoints import Checkpoints, thin
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
+from ggufspec.llama.saved_text import Checkpoints, thin
 from ggufspec.llama.session import LlamaSession
 
 WRITERS: dict[str, Callable[..., Path]] = {

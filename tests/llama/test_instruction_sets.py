@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ggufspec import _native
-from ggufspec.llama.instruction_sets import are_needed, missing, of_processor
+from ggufspec.llama.build import of_processor, slow_without, unused_sets
 
 
 def test_arm_on_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +46,11 @@ def test_elsewhere_those_of_the_own_kernels_are_known(
 
 def test_narrow_products_do_not_matter_beside_wide_ones() -> None:
     processor = ["AVX2", "AVX_VNNI", "AVX512", "AVX512_VNNI"]
-    assert missing(["AVX2", "AVX512", "AVX512_VNNI"], processor) == []
-    assert missing(["AVX2"], processor[:2]) == ["AVX_VNNI"]
+    assert unused_sets(["AVX2", "AVX512", "AVX512_VNNI"], processor) == []
+    assert unused_sets(["AVX2"], processor[:2]) == ["AVX_VNNI"]
 
 
 def test_a_few_operations_are_no_reason_for_a_warning() -> None:
-    assert not are_needed(["AVX512_BF16", "SVE"])
-    assert are_needed(["AVX512_BF16", "AVX512"])
-    assert not are_needed([])
+    assert not slow_without(["AVX512_BF16", "SVE"])
+    assert slow_without(["AVX512_BF16", "AVX512"])
+    assert not slow_without([])

@@ -155,7 +155,7 @@ def test_two_models_are_used_at_once_freed_and_loaded_again(
 
 @pytest.mark.parametrize("spoiled", ["", "q4_K", "q8_0"])
 def test_the_trial_finds_a_kernel_that_computes_something_else(spoiled: str) -> None:
-    (line,) = run(f"from ggufspec.llama import kernels_trial as of; of.run_trial({spoiled!r})")
+    (line,) = run(f"from ggufspec.llama import kernel_trials as of; of.try_kernels({spoiled!r})")
     works, *types = line.split()
     assert works == "works"
     expected = {*_native.kernel_types(_native.kernel_instructions()[0])} - {spoiled}
@@ -165,11 +165,11 @@ def test_the_trial_finds_a_kernel_that_computes_something_else(spoiled: str) -> 
 def test_they_are_tried_where_nothing_links_the_library_of_the_cpus_backend() -> None:
     """A build with GGML_BACKEND_DL: the functions of that library can only be asked for by name."""
     program = """
-        from ggufspec.llama import devices, kernels_trial
+        from ggufspec.llama import devices, kernel_trials
         found = devices.ggml
         linked = lambda wanted: not any(name.startswith("ggml_backend_cpu_") for name in wanted)
         devices.ggml = lambda wanted: found(wanted) if linked(wanted) else None
-        kernels_trial.run_trial()
+        kernel_trials.try_kernels()
         """
     assert run(program)[-1].startswith("works ")
 
@@ -199,7 +199,7 @@ SLOWED = """
     from pathlib import Path
     import llama_cpp
     from ggufspec import _native
-    from ggufspec.llama import amx, bare_context, kernel_choice
+    from ggufspec.llama import bare_context, kernel_choice, kernels
 
     offered, clock = [], {"now": 0.0, "step": 1.0}
     offer = _native.offer_kernels
@@ -225,7 +225,7 @@ SLOWED = """
     bare_context.perf_counter = kernel_choice.perf_counter = perf_counter
     kernel_choice._native = Extension
     llama_cpp.llama_backend_init()
-    amx.leave_out_if_broken()  # as Model does
+    kernels.leave_out_broken_amx()  # as Model does
     placed = kernel_choice.Placed(*((["GPU0"], int(sys.argv[3])) if len(sys.argv) > 3 else ()))
     pointer, choice = kernel_choice.load(Path(sys.argv[1]), load_file, placed, writes=True)
     assert pointer

@@ -18,10 +18,10 @@ import tiny
 from ggufspec.common import defaults
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError
-from ggufspec.llama.checkpoints import thin
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
+from ggufspec.llama.saved_text import thin
 from ggufspec.llama.session import LlamaSession
 
 WRITERS: dict[str, Callable[..., Path]] = {

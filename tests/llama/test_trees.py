@@ -29,7 +29,7 @@ from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import address_of
-from ggufspec.llama.functions import addresses
+from ggufspec.llama.extension import addresses
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 

@@ -1,4 +1,4 @@
-"""Tries the kernels against ggml's own products: each type of weights, with 1 to 17 rows."""
+"""Tries kernels in a child process: ours against ggml's products, AMX on a small model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import environ
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ggufspec.llama import devices, kernels, trial
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import InitParams, Signature
+from ggufspec.llama.model import Model
 
 _ROWS, _COLUMNS, _EXPERTS, _MOST = 40, 512, 3, 17
 _TOLERANCE = 0.06  # of the size of a product; both sides round activations to 8 bits, by about 0.01
@@ -41,7 +45,7 @@ _GGML: dict[str, Signature] = {
 }
 
 
-def run_trial(spoiled: str = "") -> None:
+def try_kernels(spoiled: str = "") -> None:
     """Print the types of weights whose products equal ggml's. Runs in a child process.
 
     spoiled: a type whose weights are damaged on purpose, to test that the trial finds it.
@@ -147,3 +151,31 @@ def _product(
     size = n * _ROWS * (1 if ids is None else ids.shape[1])
     found = (ctypes.c_float * size).from_address(library.ggml_get_data(result))
     return np.array(found)
+
+
+_MODEL = Path(__file__).parent.parent / "standin" / "classics-draft.gguf"
+_TOKENS = range(10, 26)
+_ROUNDING = 0.2  # of the spread of the logits; wrong logits are off by as much as the spread
+
+
+def try_amx() -> None:
+    """Print WORKS, or WRONG if the logits are wrong. Runs in a child process, which may crash.
+
+    The reference is a pass over one token, which uses no AMX tiles.
+    """
+    environ[kernels.AMX_VARIABLE] = "on"
+    environ[kernels.VARIABLE] = "off"  # else ggufspec's kernels would compute
+    trial.without_core_dumps()
+    tokens = [*_TOKENS]
+    model = Model(_MODEL, n_gpu_layers=0)
+    context = Context(model, ContextOptions(n_ctx=64, n_rows=len(tokens), n_threads=2))
+    context.decode(tokens, len(tokens), 0)
+    batched = np.array(context.rows(0, len(tokens)))
+    context.truncate(0, 0)
+    for token, row in zip(tokens, batched, strict=True):
+        context.decode([token], 1, 0)
+        single = np.array(context.rows(0, 1)[0])
+        if not np.abs(row - single).max() < _ROUNDING * np.ptp(single):
+            trial.tell(trial.WRONG)
+            return
+    trial.tell(trial.WORKS)

@@ -1,10 +1,10 @@
-"""Checks that a row of a pass depends neither on the other tokens of the pass nor on its place."""
+"""Checks of a new context that decode: the room for LoRA adapters, and that passes are exact."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ggufspec.errors import OptionError
+from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
 from ggufspec.llama.filler import filler_tokens
 from ggufspec.llama.session import LlamaSession
@@ -34,3 +34,20 @@ def check_exact(context: Context) -> None:
                 f"{i + 1} of a pass depend on the tokens beside it; leave it out"
             )
     session.forget()
+
+
+def check_room(context: Context) -> None:
+    """Decode one token if the model has adapters: llama.cpp allocates for them in the first pass.
+
+    Raises OutOfMemoryError, after which loading tries smaller values.
+    """
+    if not context.model.adapters:
+        return
+    try:
+        context.decode([0], 0)
+    except DecodeError as error:
+        raise OutOfMemoryError(
+            f"the LoRA adapters of {context.model.path} leave too little memory for its passes: "
+            f"use a smaller context (n_ctx, -c), or fewer GPU layers (n_gpu_layers, -ngl).\n{error}"
+        ) from error
+    context.truncate(0)
