@@ -17,7 +17,7 @@ from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.extension import Hidden
 from ggufspec.llama.given_states import GivenStates
-from ggufspec.llama.head_sessions import Blocks, BlockSession, SharedCacheSession
+from ggufspec.llama.head_sessions import BlockSession, SharedCacheSession
 from ggufspec.llama.log import listening
 from ggufspec.llama.saved_text import SavedText
 from ggufspec.models.head_facts import EAGLE3, EAGLE3_ROWS, MTP
@@ -36,12 +36,11 @@ class Head:
         """`context`: made with `link`, and with as many sequences as the target's.
 
         `n_unread_max`: tokens of a sequence whose hidden states are kept before they are read.
-
         Raises ModelError if the loaded llama.cpp lacks what heads need.
         """
         self.context = context
         self.n_unread_max = n_unread_max
-        self._target, self.facts = target, facts = link
+        self.target, self.facts = target, facts = link
         self.n_draft_max = target.n_rows - 1
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
         with listening():
@@ -50,16 +49,10 @@ class Head:
             extension.keep_layer_inputs(target.pointer, inside)
             if facts.block is None or facts.block.n_candidates:
                 extension.keep_hidden(context.pointer, of_rows_only=facts.block is None)
-        self.sessions: list[HeadSession] | list[SharedCacheSession] | list[BlockSession]
-        if facts.block is not None:
-            blocks = Blocks(context, facts.block, n_unread_max=n_unread_max)
-            self.sessions = [BlockSession(blocks, i) for i in range(context.n_sequences)]
-        elif facts.shares_cache:
-            self.sessions = [
-                SharedCacheSession(context, target, i) for i in range(context.n_sequences)
-            ]
-        else:
-            self.sessions = [HeadSession(self, i) for i in range(context.n_sequences)]
+        self.drew_block: BlockSession | None = None  # the session of the latest block
+        of_kind = SharedCacheSession if facts.shares_cache else HeadSession
+        make = of_kind if facts.block is None else BlockSession
+        self.sessions = [make(self, i) for i in range(context.n_sequences)]
         self._unused: set[int] = set()
         target.follower = self
 
@@ -105,18 +98,16 @@ class Head:
 
     def _states(self, n: int) -> Hidden:
         """The target's states of the last batch, of n tokens; valid until its next decode."""
-        target, n_embd = self._target.pointer, self._target.model.n_embd
+        target, model = self.target.pointer, self.target.model
         if self.facts.kind == MTP:
             return extension.hidden(target, n, self.context.n_hidden)
-        return np.concatenate(
-            [
-                extension.layer_input(target, layer, n, n_embd)
-                if layer < self._target.model.n_layers
-                else extension.hidden(target, n, n_embd)
-                for layer in self.facts.target_layers
-            ],
-            axis=1,
-        )
+        inputs = [
+            extension.layer_input(target, layer, n, model.n_embd)
+            if layer < model.n_layers
+            else extension.hidden(target, n, model.n_embd)
+            for layer in self.facts.target_layers
+        ]
+        return np.concatenate(inputs, axis=1)
 
 
 class HeadSession:
@@ -140,22 +131,18 @@ class HeadSession:
         self._n_firm = 0  # see saved_text.n_firm
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+        """See decoding.types.Session. Raises DecodeError, ClosedError.
 
-        Valid until the next score. Raises NoRoomError if the head cannot draft there: before the
-        second token of a text (EAGLE-3), or beyond its last layer (several MTP layers);
-        DecodeError, ClosedError.
+        NoRoomError where the head cannot draft: before the second token of a text (EAGLE-3), or
+        beyond its last layer (several MTP layers).
         """
-        if not draft:
-            return self._score(token_array(tokens))
-        texts = [token_array([*tokens, *draft[:i]]) for i in range(len(draft) + 1)]
-        return np.concatenate([self._score(text).copy() for text in texts])
+        if draft:
+            texts = [[*tokens, *draft[:i]] for i in range(len(draft) + 1)]
+            return np.concatenate([self.score(text).copy() for text in texts])
+        return self._score(token_array(tokens))
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """The target is about to read `tokens`: drop what differs.
-
-        Returns how many of them, at most, the target need not decode again.
-        """
+        """The target is about to read `tokens`: drop what differs; returns how many it may skip."""
         tokens = token_array(tokens)
         self._given.choose_path(tokens)
         n_held = self._context.n_common(self._text[self._n_skipped :], self.sequence)
@@ -306,7 +293,6 @@ class HeadSession:
     def _decode(
         self, start: int, tokens: array[int], states: Hidden, n_rows: int, layer: int
     ) -> None:
-        """Decode `tokens` after the first `start` tokens of the text."""
         context, n_batch = self._context, self._context.n_batch
         context.truncate(start - self._n_skipped, self.sequence)
         extension.use_head(context.pointer, layer)

@@ -1,12 +1,15 @@
-"""The session of a head that drafts a block of tokens in one pass (DFlash, DFlash2, DSpark).
+"""Sessions of heads that draft a block of tokens in one pass, or read the target's KV cache.
 
-DFlash: https://arxiv.org/abs/2602.06036; what llama.cpp computes: its src/models/dflash.cpp.
+DFlash, DFlash2, DSpark: https://arxiv.org/abs/2602.06036, and llama.cpp's src/models/dflash.cpp.
+Gemma 4 assistants:
+https://github.com/huggingface/transformers/blob/main/docs/source/en/model_doc/gemma4_assistant.md
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +19,12 @@ from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension, saved_text
 from ggufspec.llama.batch_part import BatchPart
-from ggufspec.llama.context import Context
 from ggufspec.llama.extension import Hidden
 from ggufspec.llama.given_states import GivenStates
 from ggufspec.llama.saved_text import SavedText
-from ggufspec.models.head_facts import Block
 
-
-class Blocks:
-    """The context of a head that drafts blocks, and the session of its latest block."""
-
-    def __init__(self, context: Context, block: Block, *, n_unread_max: int) -> None:
-        """`n_unread_max`: see Head."""
-        self.context, self.block, self.n_unread_max = context, block, n_unread_max
-        self.owner: BlockSession | None = None
+if TYPE_CHECKING:
+    from ggufspec.llama.head import Head
 
 
 class BlockSession:
@@ -41,12 +36,13 @@ class BlockSession:
     With DFlash2, a row also depends on the token before it.
     """
 
-    def __init__(self, blocks: Blocks, sequence: int) -> None:
+    def __init__(self, head: Head, sequence: int) -> None:
+        assert head.facts.block is not None
         self.sequence = sequence
-        self._blocks = blocks
-        self._context = blocks.context
-        self._block = blocks.block
-        self._given = GivenStates(blocks.n_unread_max)
+        self._head = head
+        self._context = head.context
+        self._block = head.facts.block
+        self._given = GivenStates(head.n_unread_max)
         self._held = array("i")  # the tokens whose states are in cells
         self._n_true = 0  # length of the text of its last block, if its rows are still there
         self._text = array("i")  # that text
@@ -55,11 +51,10 @@ class BlockSession:
         self._n_firm = 0  # see saved_text.n_firm
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+        """See decoding.types.Session. Raises DecodeError, ClosedError.
 
-        Valid until the next score. Raises NoRoomError beyond the end of a block, if the target has
-        not given states of the text, and (DFlash2) after a token that is not a candidate;
-        DecodeError, ClosedError.
+        NoRoomError beyond the end of a block, if the target has not given states of the text, and
+        (DFlash2) after a token that is not a candidate.
         """
         if draft:
             texts = [[*tokens, *draft[:i]] for i in range(len(draft) + 1)]
@@ -85,10 +80,7 @@ class BlockSession:
         return self._gaps[i : i + n_most]
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """The target is about to read `tokens`: drop what differs.
-
-        Returns how many of them, at most, the target need not decode again.
-        """
+        """See HeadSession.follow."""
         tokens = token_array(tokens)
         self._given.choose_path(tokens)
         self._given.cut(tokens)
@@ -96,15 +88,12 @@ class BlockSession:
         return self._given.end if self._given.first <= n_held <= self._given.end else n_held
 
     def take(self, position: int, part: BatchPart, states: Hidden) -> None:
-        """The target has decoded `part` at `position`; `states` is copied.
-
-        Tokens behind the first of its rows are drafted: they may be rejected.
-        """
+        """See HeadSession.take."""
         tokens = token_array(part.tokens[: len(part.tokens) - len(part.parents)])
         del self._held[position + n_same(tokens, self._held[position:]) :]
         self._given.take(position, part, states)
         n_left = 0 if part.parents else max(part.n_rows - 1, 0)
-        if len(self._given) > self._blocks.n_unread_max:
+        if len(self._given) > self._head.n_unread_max:
             self._read(self._given.end - n_left)
 
     def n_common(self, tokens: Sequence[int]) -> int:
@@ -114,7 +103,7 @@ class BlockSession:
         return n if n >= self._n_firm else 0
 
     def _drop(self, tokens: array[int]) -> int:
-        """Mark tokens that differ from `tokens` as not read; returns how many remain."""
+        """Mark tokens that differ as not read; returns how many remain."""
         n = self.n_common(tokens)
         del self._held[n:]
         if n < self._n_firm:
@@ -132,7 +121,7 @@ class BlockSession:
         del self._held[:]
         self._n_firm = 0
         self._given.forget()
-        self._blocks.owner = None
+        self._head.drew_block = None
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
         """A copy of its cells of a text. Raises DecodeError, ClosedError."""
@@ -144,9 +133,8 @@ class BlockSession:
         """Replace its cells by a saved copy. Raises DecodeError, ClosedError."""
         self.forget()
         if saved is not None:
-            saved_text.restore(self._context, saved, self.sequence)
+            self._n_firm = saved_text.restore(self._context, saved, self.sequence)
             self._held = saved.tokens[:]
-            self._n_firm = saved_text.n_firm(self._context, len(saved.tokens))
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take over `tokens`, with which the text of another sequence that has read them begins."""
@@ -163,7 +151,7 @@ class BlockSession:
         if self._given.first <= n_known:  # else the states are those of another text
             n_known = max(n_known, self._given.n_known(tokens))
         n_true = min(len(tokens), n_known + 1)
-        i, is_there = len(tokens) - n_true, self._blocks.owner is self
+        i, is_there = len(tokens) - n_true, self._head.drew_block is self
         if not (is_there and n_true == self._n_true and n_same(tokens, self._text) == n_true):
             self._compute(tokens[:n_true], i)
         if i >= self._n_rows:
@@ -179,7 +167,7 @@ class BlockSession:
     def _compute(self, text: array[int], i: int) -> None:
         """Compute the block after `text`, if blocks have a row `i`."""
         context, block = self._context, self._block
-        self._blocks.owner = None
+        self._head.drew_block = None
         self._n_true, self._text, self._gaps = len(text), text, []
         if i >= self._n_rows:
             raise NoRoomError(f"the head drafts {max(self._n_rows, 0)} tokens at once")
@@ -201,7 +189,7 @@ class BlockSession:
         if block.n_candidates:
             rows = extension.hidden(context.pointer, n_tokens, context.model.n_embd)
             self._candidates = Candidates(rows[block.first :], block.n_candidates)
-        self._blocks.owner = self
+        self._head.drew_block = self
 
     def _read(self, end: int) -> None:
         """Write the states of the text up to `end` into cells, as far as the target gave them."""
@@ -209,7 +197,7 @@ class BlockSession:
         end = min(end, given.end)
         if not given.first <= len(self._held) < end:
             return
-        self._blocks.owner = None
+        self._head.drew_block = None
         context.truncate(len(self._held), self.sequence)
         for start in range(len(self._held), end, context.n_batch):
             stop = min(start + context.n_batch, end)
@@ -222,7 +210,7 @@ class BlockSession:
 class Candidates:
     """DFlash2's candidates per place of a block, with scores that depend on the token before.
 
-    https://github.com/ggml-org/llama.cpp: the end of src/models/dflash.cpp.
+    Source: the end of llama.cpp's src/models/dflash.cpp.
     """
 
     def __init__(self, rows: Hidden, n: int) -> None:
@@ -266,28 +254,27 @@ _MOST_KEPT = 64
 
 
 class SharedCacheSession:
-    """A head without cells of its own, as a function from tokens to logits.
+    """A head without cells of its own (Gemma 4 assistants), as a function from tokens to logits.
 
     It drafts all tokens at the position of the text's last token, from the target's cells before
     it: the first with the target's hidden state of the previous token, the others with its own.
     """
 
-    def __init__(self, context: Context, target: Context, sequence: int) -> None:
+    def __init__(self, head: Head, sequence: int) -> None:
         self.sequence = sequence
-        self._context = context
-        self._target = target
+        self._context = head.context
+        self._target = head.target
         self._first = 0  # the position of the first state that the target gave and is kept
-        self._states = np.empty((0, context.n_hidden), np.float32)
+        self._states = np.empty((0, head.context.n_hidden), np.float32)
         self._text = array("i")  # the tokens of the last score
         self._n_true = 0  # those of them that are not drafted
         self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+        """See decoding.types.Session. Raises NoRoomError without the target's hidden state.
 
-        Valid until the next score. Drops the target's cells that differ from `tokens`, and the cell
-        of the last token, which the target computes again. Raises NoRoomError if the target has not
-        given the hidden state, DecodeError, ClosedError.
+        Drops the target's cells that differ from `tokens`, and that of the last token, which the
+        target computes again. Also raises DecodeError, ClosedError.
         """
         if draft:
             texts = [[*tokens, *draft[:i]] for i in range(len(draft) + 1)]
@@ -305,11 +292,7 @@ class SharedCacheSession:
         return self._context.rows(0, 1)
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """The target is about to read `tokens`.
-
-        Returns the maximum number that it need not decode again: all but the last one, whose state
-        would otherwise be missing.
-        """
+        """See HeadSession.follow: all but the last token, whose state would else be missing."""
         n = len(tokens)
         return n if self._first < n <= self._first + len(self._states) else max(n - 1, 0)
 
@@ -325,8 +308,7 @@ class SharedCacheSession:
     def forget(self) -> None:
         """Drop all states of a text. Raises ClosedError."""
         self._context.truncate(0, self.sequence)
-        self._states = self._states[:0]
-        self._text, self._n_true, self._own = array("i"), 0, []
+        self.restore(None)
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
         """Nothing: the target's cells are those that it reads."""

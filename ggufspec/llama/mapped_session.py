@@ -31,11 +31,11 @@ class MappedSession:
         self._ahead: tuple[array[int], Logits] | None = None  # a text of the draft, and its row
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+        """See decoding.types.Session. Tokens of the target that the draft lacks have -inf.
 
-        Tokens of the target that the draft lacks have -inf. Valid until the next score. Takes one
-        pass, but one or two per row for compounds or if the cache has no room for all rows.
-        Raises NoRoomError if the text has too many tokens of the draft, DecodeError, ClosedError.
+        Takes one pass, but one or two per row for compounds or if the cache has no room for all
+        rows. Raises NoRoomError if the text has too many tokens of the draft, DecodeError,
+        ClosedError.
         """
         if len(self._rows) <= len(draft):
             self._rows = self._map.empty_rows(len(draft) + 1)

@@ -78,11 +78,11 @@ def n_firm(context: Context, n_tokens: int) -> int:
     return max(n_tokens - 1, 0) if context.model.has_windows else 0
 
 
-def restore(context: Context, saved: SavedText, sequence: int) -> None:
-    """Replace a sequence's state by a saved one. Raises DecodeError, ClosedError.
+def restore(context: Context, saved: SavedText, sequence: int) -> int:
+    """Replace a sequence's state by a saved one; returns its `n_firm`.
 
     `saved` is of a context of the same model, with caches of the same types. After an error, or a
-    Ctrl-C, the sequence holds nothing.
+    Ctrl-C, the sequence holds nothing. Raises DecodeError, ClosedError.
     """
     context.truncate(0, sequence)
     context.native.begin_restore(context.n_cells(sequence), sequence)  # empty until all is copied
@@ -94,6 +94,7 @@ def restore(context: Context, saved: SavedText, sequence: int) -> None:
             f"llama.cpp restored {read} of {saved.cells.size} bytes of a text. {log.complaints()}"
         )
     context.native.hold(saved.tokens, sequence)  # type: ignore[arg-type]  # int32
+    return n_firm(context, len(saved.tokens))
 
 
 def state_of(context: int, sequence: int, flags: int, what: str) -> State:
@@ -108,10 +109,8 @@ def state_of(context: int, sequence: int, flags: int, what: str) -> State:
 
 def set_state(context: int, sequence: int, flags: int, state: State) -> int:
     """Replace the state by a copy; returns the bytes that llama.cpp has read, 0 on an error."""
-    read: int = llama_cpp.llama_state_seq_set_data_ext(
-        context, _buffer(state), state.size, sequence, flags
-    )
-    return read
+    buffer = _buffer(state)
+    return int(llama_cpp.llama_state_seq_set_data_ext(context, buffer, state.size, sequence, flags))
 
 
 def _buffer(state: State) -> ctypes.Array[ctypes.c_uint8]:
@@ -184,17 +183,14 @@ class Checkpoints:
 
         Marks the present place if a message ends there.
         """
-        ends = np.flatnonzero(np.isin(tokens, self._stop_tokens)) + 1
+        stops = list(self._context.model.vocab.stop_tokens)
+        ends = np.flatnonzero(np.isin(tokens, stops)) + 1
         ends = ends[-self._n_marked :] if self._n_marked else ends[:0]
         n_held = self._context.n_cells(self._sequence)
         if n_held in ends:
             self.save(is_marked=True)
         behind = ends[ends > n_held]
         return int(behind[0]) - n_held if len(behind) else 0
-
-    @property
-    def _stop_tokens(self) -> Sequence[int]:
-        return list(self._context.model.vocab.stop_tokens)
 
 
 def thin(checkpoints: list[Saved], n: int, marked: Collection[int] = ()) -> list[Saved]:

@@ -69,10 +69,11 @@ class LlamaSession:
         """
         self._context = context
         self.sequence = sequence
+        self.n_ctx = context.n_ctx  # tokens that a text can have
+        self.n_rows = context.n_rows  # maximum rows of a score
         self._n_vocab = context.n_vocab if n_vocab is None else n_vocab
         self._drafts = drafts
         self._n_droppable = context.n_droppable
-        self._changes_width = self._n_vocab != context.n_vocab
         self._checkpoints = Checkpoints(context, sequence)
         # Of an exact context: tokens of a piece of a prompt (else 0), and cells of the last prompt.
         self._n_exact = min(_EXACT_PIECE, context.n_batch) if context.options.is_exact else 0
@@ -120,16 +121,6 @@ class LlamaSession:
         return n if n >= self._n_firm else self._checkpoints.last_until(n)
 
     @property
-    def n_ctx(self) -> int:
-        """How many tokens a text can have."""
-        return self._context.n_ctx
-
-    @property
-    def n_rows(self) -> int:
-        """The most rows of a score."""
-        return self._context.n_rows
-
-    @property
     def held(self) -> array[int]:
         """The tokens that the cache holds."""
         return array("i", self._context.native.cells(self.sequence))
@@ -157,9 +148,9 @@ class LlamaSession:
                 progress(max(n_all - piece.n_unread + len(piece.tokens), 0), n_all)
 
     def piece(self, tokens: Sequence[int], n_most: int | None = None) -> Piece | None:
-        """The next of `tokens` to decode, at most `n_most`; None: all are held.
+        """The next of `tokens` to decode; None: all are held. Drops the cells that differ.
 
-        Drops the cells that differ. The pieces of an exact context do not depend on `n_most`.
+        At most `n_most`, on which the pieces of an exact context do not depend.
         """
         piece = self._piece(self._room(tokens), n_most)
         if piece is not None:
@@ -209,12 +200,11 @@ class LlamaSession:
 
         Does nothing if sequences cannot share cells.
         """
-        if not self._context.can_share_passes:
-            return
-        if self._short is not None:
-            self._short.borrow(sequence, tokens)
-        else:
-            self._context.copy_prefix(sequence, self.sequence, token_array(tokens))
+        context = self._context
+        if context.can_share_passes:
+            n = context.n_left_out[sequence]
+            context.copy_prefix(sequence, self.sequence, _read(tokens, n))
+            context.n_left_out[self.sequence] = n
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
         """A copy of the state of a text, after dropping cells that differ.
@@ -247,10 +237,9 @@ class LlamaSession:
         """Replace the state by a saved one. Raises DecodeError, ClosedError."""
         self.forget()
         if saved is not None:
-            saved_text.restore(self._context, saved, self.sequence)
+            self._n_firm = saved_text.restore(self._context, saved, self.sequence)
             self._checkpoints.take(saved.checkpoints)
             self._n_prompt = saved.n_prompt
-            self._n_firm = saved_text.n_firm(self._context, len(saved.tokens))
 
     def prepare(
         self,
@@ -278,7 +267,11 @@ class LlamaSession:
         """The rows of a score whose tokens begin at `start` in the last batch."""
         first = start + len(prepared.tokens) - prepared.n_rows
         rows = self._context.rows(first, prepared.n_rows)
-        return self._with_width(rows) if self._changes_width else rows
+        if self._n_vocab == self._context.n_vocab:
+            return rows
+        found = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
+        found[:, : rows.shape[1]] = rows[:, : self._n_vocab]
+        return found
 
     def _room(self, tokens: Sequence[int], n_more: int = 0) -> array[int]:
         """The tokens to read of a text, leaving room for `n_more`: all, or see ShortCache."""
@@ -305,18 +298,11 @@ class LlamaSession:
         return len(tokens) if follower is None else follower.follow(tokens, self.sequence)
 
     def _needs_checkpoint(self, n_draft: int) -> bool:
-        """Whether undoing the next decode may need a checkpoint of the present state."""
         if self._n_droppable is None:
             return False
         n_since = self._context.n_cells(self.sequence) - self._checkpoints.last
         # A draft model decodes its tokens one by one, and states are kept within a decode only.
         return self._drafts or n_draft > self._n_droppable or n_since > _SPACING
-
-    def _with_width(self, rows: Logits) -> Logits:
-        n = rows.shape[1]
-        found = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
-        found[:, :n] = rows[:, : self._n_vocab]
-        return found
 
 
 # Of the cache: what is held once tokens were left out, so that this happens rarely ...
@@ -367,12 +353,6 @@ class ShortCache:
         """How many tokens at the start of a text are held, with those that are left out."""
         n = self._context.n_common(_read(tokens, self._n_left_out), self._sequence)
         return n + self._n_left_out if n > N_FIRST else n
-
-    def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Copy the cells that another sequence holds of a prefix of `tokens`."""
-        context, n_left_out = self._context, self._context.n_left_out[sequence]
-        context.copy_prefix(sequence, self._sequence, _read(tokens, n_left_out))
-        context.n_left_out[self._sequence] = n_left_out
 
     @property
     def _n_left_out(self) -> int:
