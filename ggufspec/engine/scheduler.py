@@ -14,7 +14,7 @@ from ggufspec.engine.completion import Completion
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.pair import Pair
 from ggufspec.errors import ClosedError, DecodeError
-from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import PreparedScore
 
 _MOST_WAITED = 0.8  # maximum seconds of a pass with a prompt's piece, beside other texts

@@ -14,8 +14,8 @@ import numpy as np
 
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
-from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.kernel_choice import BareContext
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key
 from ggufspec.llama.threadpool import ThreadPools

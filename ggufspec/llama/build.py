@@ -17,7 +17,7 @@ import llama_cpp
 
 from ggufspec import _native
 from ggufspec.drafting import profile_store
-from ggufspec.llama import devices, kernels, threadpool, trial
+from ggufspec.llama import devices, kernels, threadpool
 from ggufspec.llama.devices import POINTER, SIZE, TEXT, Device
 from ggufspec.llama.install import (
     CUDA,
@@ -173,7 +173,7 @@ def notice() -> str | None:
     missing = missing_sets()
     if not slow_without(missing):
         return None
-    key = {"about": "slow build", "cpu": devices.cpu_name(), "build": trial.build()}
+    key = {"about": "slow build", "cpu": devices.cpu_name(), "build": kernels.build_files()}
     if profile_store.recall(key) is not None:
         return None
     profile_store.remember(key, {"missing": missing})

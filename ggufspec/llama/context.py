@@ -13,34 +13,32 @@ from numpy.typing import NDArray
 from ggufspec import _native
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama.batch_part import BatchPart, Follower, Parts
-from ggufspec.llama.context_options import (
-    FLASH_ATTENTION,
-    KV_TYPES,
-    ContextOptions,
-    check_cache,
-    check_kept,
-    choice,
-)
+from ggufspec.llama import context_options
+from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
-from ggufspec.llama.extension import addresses
+from ggufspec.llama.hidden_states import BatchPart, Follower, Parts
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.llama.saved_text import State, set_state, state_of
 from ggufspec.llama.threadpool import ThreadPools
-from ggufspec.models.head_facts import (
-    DFLASH_BATCH,
-    EAGLE3,
-    EAGLE3_BATCH,
-    EAGLE3_ROWS,
-    MTP,
-    HeadFacts,
-)
+from ggufspec.models import head_facts
+from ggufspec.models.head_facts import EAGLE3, MTP, HeadFacts
 
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+
+_FUNCTIONS = (
+    "llama_decode",
+    "llama_synchronize",
+    "llama_get_logits_ith",
+    "llama_memory_seq_rm",
+    "llama_memory_seq_cp",
+    "llama_memory_seq_pos_max",
+    "llama_set_abort_callback",
+)
+_BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
 
 
 class HeadLink(NamedTuple):
@@ -67,8 +65,7 @@ class Context:
         """`layer_skip`: leaves out layers in every decode. `link`: given for the context of a head.
 
         `pools`: shared with contexts that never compute at the same time; None: its own, or those
-        of a head's target.
-        Raises OptionError for unknown values, OutOfMemoryError if memory is short.
+        of a head's target. Raises OptionError for unknown values, OutOfMemoryError.
         """
         n_positions = max(options.n_ctx, options.n_cells)
         if model.n_ctx_max is not None and n_positions > model.n_ctx_max:
@@ -76,7 +73,7 @@ class Context:
                 f"a context of {n_positions:,} tokens is too long for {model.path}, which has "
                 f"{model.n_ctx_max:,} positions; choose at most that (n_ctx, -c)"
             )
-        check_kept(model, options, is_head=link is not None)
+        context_options.check_kept(model, options, is_head=link is not None)
         self.model = model
         self.options = options
         self.link = link  # None: not the context of a head
@@ -105,11 +102,11 @@ class Context:
         self._layer_skip = layer_skip
         self.n_left_out = [0] * options.n_sequences  # tokens per text: see ShortCache
         n_batch = min(options.n_batch, options.n_kept or options.n_ctx)
-        n_batch = min(n_batch, EAGLE3_BATCH) if is_eagle3 else n_batch
-        n_batch = min(n_batch, DFLASH_BATCH) if block else n_batch
+        if is_eagle3 or block:
+            n_batch = min(n_batch, head_facts.DFLASH_BATCH if block else head_facts.EAGLE3_BATCH)
         self.n_batch = max(n_batch, options.n_rows * options.n_sequences)
         # Maximum rows of logits per sequence in a batch.
-        self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
+        self.n_rows = min(head_facts.EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
         # Maximum rows in a batch of all sequences; one sequence alone may have as many.
         self._block = block  # of a head that reads blocks of tokens, or hidden states alone
         # Tokens that one pass predicts when it is a draft.
@@ -184,7 +181,7 @@ class Context:
         if self._layer_skip is not None:
             params.cb_eval = self._layer_skip.callback
         if self.link is None:
-            check_cache(self.model, options)
+            context_options.check_cache(self.model, options)
         else:
             params.ctx_other = self.link.target.pointer
             if self.link.facts.kind == MTP:
@@ -249,10 +246,6 @@ class Context:
         """`decode` for the context of a head: hidden (n_tokens, n_hidden), beside each token."""
         self._run([BatchPart(sequence, tokens, n_rows)], hidden)
 
-    def decode_together(self, parts: Sequence[BatchPart]) -> None:
-        """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
-        self._run(parts)
-
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; the other one in its own thread.
 
@@ -265,13 +258,13 @@ class Context:
             other.decode_together(of_other)
             return
         natives = self._checked(parts), other._checked(of_other)
-        log.inside += 1
-        try:
-            results = natives[0].decode_beside(parts, natives[1], of_other)
-        finally:
-            log.inside -= 1
+        results = log.during(natives[0].decode_beside, parts, natives[1], of_other)
         self._finish(parts, results[0])
         other._finish(of_other, results[1])
+
+    def decode_together(self, parts: Parts) -> None:
+        """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
+        self._run(parts)
 
     def _run(self, parts: Parts, hidden: NDArray[np.float32] | None = None) -> None:
         native = self._checked(parts)
@@ -279,15 +272,11 @@ class Context:
         if hidden is None and self._block is not None and not parts[0].n_rows:
             hidden = np.zeros((len(parts[0].tokens), self.n_hidden), np.float32)
             parts = [parts[0]._replace(tokens=token_array(parts[0].tokens))]
-        log.inside += 1
-        try:
-            if hidden is None:
-                result = native.decode(parts)
-            else:
-                (sequence, tokens, n_rows, _), *_ = parts
-                result = native.decode_hidden(sequence, tokens, hidden, n_rows)  # type: ignore[arg-type]
-        finally:
-            log.inside -= 1
+        if hidden is None:
+            result = log.during(native.decode, parts)
+        else:
+            (sequence, tokens, n_rows, _), *_ = parts
+            result = log.during(native.decode_hidden, sequence, tokens, hidden, n_rows)
         if result or self._layer_skip is not None:
             self._finish(parts, result)
         if self.follower is not None:
@@ -343,13 +332,6 @@ class Context:
         """
         self.native.copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
 
-    def drop_middle(self, n_first: int, n_dropped: int, sequence: int = 0) -> None:
-        """Drop `n_dropped` tokens after the first `n_first`, and close the gap.
-
-        Later tokens keep their positions. `n_first` is the same in each call. Raises ValueError.
-        """
-        self.native.drop_middle(n_first, n_dropped, sequence)
-
     @property
     def decode_seconds(self) -> float:
         """Wall time inside llama_decode so far."""
@@ -362,13 +344,10 @@ class Context:
 
     def use_threads(self, n_threads: int) -> None:
         """Compute with `n_threads` from now on."""
-        log.inside += 1
-        try:
-            self.n_threads = n_threads
-            self.pools.attach(self.pointer, n_threads, self._n_threads_batch)
-            llama_cpp.llama_set_n_threads(self.pointer, n_threads, self._n_threads_batch)
-        finally:
-            log.inside -= 1
+        self.n_threads = n_threads
+        numbers = self.pointer, n_threads, self._n_threads_batch
+        log.during(self.pools.attach, *numbers)
+        log.during(llama_cpp.llama_set_n_threads, *numbers)
 
     def checkpoint(self, sequence: int = 0) -> State:
         """A copy of the present state of recurrent layers, or of the cells that windows see."""
@@ -391,3 +370,14 @@ class Context:
                 llama_cpp.llama_free(self._pointer)
                 self.pools.release(self._pointer)
             self._pointer = None
+
+
+def addresses() -> dict[str, int]:
+    """Addresses by name. Raises ModelError if llama_batch has other fields than expected."""
+    fields = [name for name, _ in llama_cpp.llama_batch._fields_]
+    if fields != _BATCH_FIELDS:
+        raise ModelError(
+            f"this llama-cpp-python has another llama_batch ({', '.join(fields)}) than ggufspec "
+            f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec supports"
+        )
+    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in _FUNCTIONS}

@@ -6,8 +6,8 @@ import numpy as np
 
 from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
-from ggufspec.llama.filler import filler_tokens
 from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.vocab_map import filler_tokens
 
 _DEPTH = 20  # tokens before the passes that are compared
 

@@ -12,12 +12,10 @@ import numpy as np
 
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
-from ggufspec.llama import extension, saved_text
-from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama import hidden_states, saved_text
 from ggufspec.llama.context import Context, HeadLink
-from ggufspec.llama.extension import Hidden
-from ggufspec.llama.given_states import GivenStates
 from ggufspec.llama.head_sessions import BlockSession, SharedCacheSession
+from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.log import listening
 from ggufspec.llama.saved_text import SavedText
 from ggufspec.models.head_facts import EAGLE3, EAGLE3_ROWS, MTP
@@ -45,10 +43,10 @@ class Head:
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
         with listening():
             if facts.kind == MTP or len(inside) < len(facts.target_layers):
-                extension.keep_hidden(target.pointer, of_rows_only=False)
-            extension.keep_layer_inputs(target.pointer, inside)
+                hidden_states.keep_hidden(target.pointer, of_rows_only=False)
+            hidden_states.keep_layer_inputs(target.pointer, inside)
             if facts.block is None or facts.block.n_candidates:
-                extension.keep_hidden(context.pointer, of_rows_only=facts.block is None)
+                hidden_states.keep_hidden(context.pointer, of_rows_only=facts.block is None)
         self.drew_block: BlockSession | None = None  # the session of the latest block
         of_kind = SharedCacheSession if facts.shares_cache else HeadSession
         make = of_kind if facts.block is None else BlockSession
@@ -92,7 +90,7 @@ class Head:
         n_most = min(EAGLE3_ROWS, self.context.n_batch)  # more would end the process
         for i in range(0, len(states), n_most):
             piece = states[i : i + n_most]
-            encoded = extension.encode(self.context.pointer, piece, found.shape[1])
+            encoded = hidden_states.encode(self.context.pointer, piece, found.shape[1])
             found[i : i + n_most] = encoded
         return found
 
@@ -100,11 +98,11 @@ class Head:
         """The target's states of the last batch, of n tokens; valid until its next decode."""
         target, model = self.target.pointer, self.target.model
         if self.facts.kind == MTP:
-            return extension.hidden(target, n, self.context.n_hidden)
+            return hidden_states.hidden(target, n, self.context.n_hidden)
         inputs = [
-            extension.layer_input(target, layer, n, model.n_embd)
+            hidden_states.layer_input(target, layer, n, model.n_embd)
             if layer < model.n_layers
-            else extension.hidden(target, n, model.n_embd)
+            else hidden_states.hidden(target, n, model.n_embd)
             for layer in self.facts.target_layers
         ]
         return np.concatenate(inputs, axis=1)
@@ -287,7 +285,7 @@ class HeadSession:
         """
         start, n_rows = len(tokens) - len(states), len(states) if self._n_skipped else 1
         self._decode(start, tokens[start:], states, n_rows, layer)
-        own = extension.hidden(self._context.pointer, n_rows, self._context.n_hidden)
+        own = hidden_states.hidden(self._context.pointer, n_rows, self._context.n_hidden)
         return np.array(own[-1:])
 
     def _decode(
@@ -295,7 +293,7 @@ class HeadSession:
     ) -> None:
         context, n_batch = self._context, self._context.n_batch
         context.truncate(start - self._n_skipped, self.sequence)
-        extension.use_head(context.pointer, layer)
+        hidden_states.use_head(context.pointer, layer)
         for i in range(0, len(tokens), n_batch):
             piece = tokens[i : i + n_batch]
             wanted = n_rows if i + n_batch >= len(tokens) else 0

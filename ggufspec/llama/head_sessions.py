@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from ggufspec import _native
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
-from ggufspec.llama import extension, saved_text
-from ggufspec.llama.batch_part import BatchPart
-from ggufspec.llama.extension import Hidden
-from ggufspec.llama.given_states import GivenStates
+from ggufspec.llama import hidden_states, saved_text
+from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.saved_text import SavedText
 
 if TYPE_CHECKING:
@@ -133,8 +131,9 @@ class BlockSession:
         """Replace its cells by a saved copy. Raises DecodeError, ClosedError."""
         self.forget()
         if saved is not None:
-            self._n_firm = saved_text.restore(self._context, saved, self.sequence)
+            saved_text.restore(self._context, saved, self.sequence)
             self._held = saved.tokens[:]
+            self._n_firm = saved_text.n_firm(self._context, len(saved.tokens))
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """Take over `tokens`, with which the text of another sequence that has read them begins."""
@@ -187,7 +186,7 @@ class BlockSession:
         finally:
             context.truncate(n_before, self.sequence)
         if block.n_candidates:
-            rows = extension.hidden(context.pointer, n_tokens, context.model.n_embd)
+            rows = hidden_states.hidden(context.pointer, n_tokens, context.model.n_embd)
             self._candidates = Candidates(rows[block.first :], block.n_candidates)
         self._head.drew_block = self
 
@@ -336,5 +335,5 @@ class SharedCacheSession:
         context = self._context
         context.truncate(0, self.sequence)  # llama.cpp has added no cell
         context.decode_hidden(array("i", [token]), state, 1, self.sequence)
-        own: Hidden = extension.hidden(context.pointer, 1, context.n_hidden).copy()
+        own: Hidden = hidden_states.hidden(context.pointer, 1, context.n_hidden).copy()
         return own

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ggufspec.llama import devices, kernels, trial
+from ggufspec.llama import devices, kernels
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import InitParams, Signature
@@ -51,18 +51,18 @@ def try_kernels(spoiled: str = "") -> None:
     spoiled: a type whose weights are damaged on purpose, to test that the trial finds it.
     """
     environ[kernels.VARIABLE] = "on"
-    trial.without_core_dumps()
+    kernels.without_core_dumps()
     found = kernels.status()
     library = devices.ggml(_GGML)
     if library is None or not found.types:
-        trial.tell(trial.WRONG)
+        kernels.tell(kernels.WRONG)
         return
     right = [
         name
         for name, number in found.types.items()
         if _is_right(library, number, spoil=name == spoiled)
     ]
-    trial.tell(trial.WORKS, *right)
+    kernels.tell(kernels.WORKS, *right)
 
 
 def _is_right(library: Any, number: int, *, spoil: bool) -> bool:
@@ -111,7 +111,7 @@ def _pair(
     if spoil:
         for i in range(0, len(copy), 7):
             copy[i] = bytes([ord(copy[i]) ^ 0x24])
-    listed = trial.find_buffer_type(kernels.BUFFER_TYPE)
+    listed = kernels.find_buffer_type(kernels.BUFFER_TYPE)
     assert listed is not None
     types, i = listed
     buffer = library.ggml_backend_alloc_ctx_tensors_from_buft(empty, types[i])
@@ -165,7 +165,7 @@ def try_amx() -> None:
     """
     environ[kernels.AMX_VARIABLE] = "on"
     environ[kernels.VARIABLE] = "off"  # else ggufspec's kernels would compute
-    trial.without_core_dumps()
+    kernels.without_core_dumps()
     tokens = [*_TOKENS]
     model = Model(_MODEL, n_gpu_layers=0)
     context = Context(model, ContextOptions(n_ctx=64, n_rows=len(tokens), n_threads=2))
@@ -176,6 +176,6 @@ def try_amx() -> None:
         context.decode([token], 1, 0)
         single = np.array(context.rows(0, 1)[0])
         if not np.abs(row - single).max() < _ROUNDING * np.ptp(single):
-            trial.tell(trial.WRONG)
+            kernels.tell(kernels.WRONG)
             return
-    trial.tell(trial.WORKS)
+    kernels.tell(kernels.WORKS)

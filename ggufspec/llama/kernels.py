@@ -1,16 +1,26 @@
-"""Registers the extension's kernels with ggml, and leaves out AMX where it crashes."""
+"""Which kernels ggml may use: ours are registered, AMX is left out where it crashes.
+
+Both are tried in a child process, once for each build and processor: see the guide.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from os import environ
+from pathlib import Path
 from typing import NamedTuple
 
 from ggufspec import _native
-from ggufspec.llama import devices, trial
+from ggufspec.common import child
+from ggufspec.drafting import profile_store
+from ggufspec.llama import devices
+from ggufspec.llama.devices import POINTER, TEXT
 from ggufspec.llama.log import logger
 
 # "on": wherever they work, without measuring; "off"; or a name of instructions, measured as usual.
@@ -60,7 +70,7 @@ def register() -> str | None:
     if missing := [each for each in _FUNCTIONS if each not in addresses]:
         return f"this llama.cpp does not export {missing[0]}"
     _native.register_kernels(name, addresses)
-    if trial.find_buffer_type(BUFFER_TYPE) is None:
+    if find_buffer_type(BUFFER_TYPE) is None:
         return "another part of this process has loaded a model before"
     return None
 
@@ -74,7 +84,7 @@ def status() -> Status:
     types = _native.kernel_types(name)
     if environ.get(VARIABLE) == "on":
         return Status(name, types)
-    found = trial.outcome("kernels", "try_kernels", instructions=name, extension=trial.extension())
+    found = outcome("kernels", "try_kernels", instructions=name, extension=extension_files())
     if found is None or not found.works:
         return Status(None, {}, "a trial in a child process has failed")
     return Status(name, {each: types[each] for each in found.words if each in types})
@@ -140,7 +150,7 @@ def leave_out_broken_amx() -> bool:
     Call it before the first model is loaded. It costs nothing where llama.cpp has no AMX.
     """
     register()  # before the list is read
-    if trial.find_buffer_type(AMX) is None or amx_works():
+    if find_buffer_type(AMX) is None or amx_works():
         return False
     leave_out(AMX)
     return True
@@ -150,7 +160,7 @@ def amx_works() -> bool:
     """Whether AMX may be used, by the environment variable or else by a trial."""
     if (chosen := environ.get(AMX_VARIABLE)) in ("on", "off"):
         return chosen == "on"
-    if (found := trial.outcome(AMX, "try_amx")) is None:
+    if (found := outcome(AMX, "try_amx")) is None:
         return False
     if not found.works:
         logger.warning(
@@ -163,8 +173,107 @@ def amx_works() -> bool:
 
 def leave_out(name: str) -> None:
     """Remove a buffer type from ggml's list, for the rest of this process."""
-    while (found := trial.find_buffer_type(name)) is not None:
+    while (found := find_buffer_type(name)) is not None:
         types, i = found
         while types[i]:
             types[i] = types[i + 1]
             i += 1
+
+
+WORKS, WRONG = "works", "wrong"  # the first word of the last line that a trial prints
+
+_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
+_WINDOWS_CRASH = 0xC0000000  # NTSTATUS codes of severity error
+_WORDS = "words"
+
+
+class Outcome(NamedTuple):
+    """Whether kernels work, and the further words that the trial printed."""
+
+    works: bool
+    words: Sequence[str] = ()
+
+
+def outcome(name: str, function: str, **facts: object) -> Outcome | None:
+    """The result of a function of kernel_trials, stored or new; None without a definite answer.
+
+    facts: what the result depends on besides the processor and llama.cpp's build. Without a
+    definite answer (no process could be started, a timeout), the next process tries again.
+    """
+    key = {"about": name, "cpu": devices.cpu_name(), "build": build_files(), **facts}
+    if (known := profile_store.recall(key)) is None:
+        if (found := _tried(name, function)) is None:
+            return None
+        known = {WORKS: found.works, **({_WORDS: [*found.words]} if found.words else {})}
+        profile_store.remember(key, known)
+    return Outcome(known.get(WORKS) is True, [str(each) for each in known.get(_WORDS) or ()])
+
+
+def tell(*words: str) -> None:
+    """Print the outcome, as the last line of a trial."""
+    sys.stdout.write(" ".join(words) + "\n")
+
+
+def without_core_dumps() -> None:
+    """Disable core dumps in a child process that may crash."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def find_buffer_type(name: str) -> tuple[ctypes._Pointer[ctypes.c_void_p], int] | None:
+    """ggml's list of extra buffer types, which a null ends, and the index of `name` in it.
+
+    llama.cpp reads the list for each model, and takes the first type that supports a tensor.
+    """
+    get_types = devices.backend_function(
+        *("CPU", "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(POINTER), POINTER)
+    )
+    library = devices.ggml({"ggml_backend_buft_name": (TEXT, [POINTER])})
+    types = get_types(None) if get_types and library else None
+    i = 0
+    while library and types and types[i]:
+        if library.ggml_backend_buft_name(types[i]) == name.encode():
+            return types, i
+        i += 1
+    return None
+
+
+def build_files() -> dict[str, list[int]]:
+    """The files of llama.cpp's libraries, by size and time."""
+    folder = Path(str(devices.libraries()[0]._name)).parent
+    return _files(sorted(folder.glob("*ggml*")))
+
+
+def extension_files() -> dict[str, list[int]]:
+    """The file of ggufspec's extension, by size and time."""
+    return _files([Path(str(_native.__file__))])
+
+
+def _files(paths: Sequence[Path]) -> dict[str, list[int]]:
+    stats = {path.name: path.stat() for path in paths}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def _tried(name: str, function: str) -> Outcome | None:
+    """The outcome of a trial; None without a definite one."""
+    try:
+        done = child.call("ggufspec.llama.kernel_trials", function)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    else:
+        printed = (done.stdout.decode("ascii", "replace").splitlines() or [""])[-1].split()
+        if done.returncode == 0 and printed and printed[0] in (WORKS, WRONG):
+            return Outcome(printed[0] == WORKS, printed[1:])
+        crashes = [-getattr(signal, each, 0) for each in _CRASHES]
+        if done.returncode and (done.returncode in crashes or done.returncode >= _WINDOWS_CRASH):
+            return Outcome(False)
+        reason = f"the child process ended with code {done.returncode}"
+    logger.warning(
+        "ggufspec: the %s kernels could not be tried (%s); this process does not use them, "
+        "the next one tries again",
+        name,
+        reason,
+    )
+    return None

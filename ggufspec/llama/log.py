@@ -7,8 +7,9 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import llama_cpp
 
@@ -22,14 +23,16 @@ _LEVELS = {1: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}  # others: IN
 _CONTINUED = 5
 _N_KEPT = 200
 
+Result = TypeVar("Result")
+
 
 class _Log:
     """Replaces llama-cpp-python's log callback, which still gets lines of other calls."""
 
     def __init__(self) -> None:
         self.interrupted = False  # Ctrl-C was pressed within `listening`
-        # Number of running calls of ggufspec. Callers change it in try and finally: in an __exit__,
-        # a Ctrl-C at its start would leave the number too high.
+        # Number of running calls of ggufspec. Changed in try and finally: in an __exit__, a Ctrl-C
+        # at its start would leave the number too high.
         self.inside = 0
         self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
         self._partial = ""
@@ -52,6 +55,14 @@ class _Log:
             if line.strip():
                 self._lines.append((self._level, line.rstrip()))
                 logger.log(self._level, "%s", line.rstrip())
+
+    def during(self, call: Callable[..., Result], *arguments: object) -> Result:
+        """Keep the lines that llama.cpp logs during a call; returns its result."""
+        self.inside += 1
+        try:
+            return call(*arguments)
+        finally:
+            self.inside -= 1
 
     def clear(self) -> None:
         self._lines.clear()

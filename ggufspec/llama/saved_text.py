@@ -78,11 +78,11 @@ def n_firm(context: Context, n_tokens: int) -> int:
     return max(n_tokens - 1, 0) if context.model.has_windows else 0
 
 
-def restore(context: Context, saved: SavedText, sequence: int) -> int:
-    """Replace a sequence's state by a saved one; returns its `n_firm`.
+def restore(context: Context, saved: SavedText, sequence: int) -> None:
+    """Replace a sequence's state by a saved one. Raises DecodeError, ClosedError.
 
     `saved` is of a context of the same model, with caches of the same types. After an error, or a
-    Ctrl-C, the sequence holds nothing. Raises DecodeError, ClosedError.
+    Ctrl-C, the sequence holds nothing.
     """
     context.truncate(0, sequence)
     context.native.begin_restore(context.n_cells(sequence), sequence)  # empty until all is copied
@@ -94,7 +94,6 @@ def restore(context: Context, saved: SavedText, sequence: int) -> int:
             f"llama.cpp restored {read} of {saved.cells.size} bytes of a text. {log.complaints()}"
         )
     context.native.hold(saved.tokens, sequence)  # type: ignore[arg-type]  # int32
-    return n_firm(context, len(saved.tokens))
 
 
 def state_of(context: int, sequence: int, flags: int, what: str) -> State:

@@ -237,9 +237,10 @@ class LlamaSession:
         """Replace the state by a saved one. Raises DecodeError, ClosedError."""
         self.forget()
         if saved is not None:
-            self._n_firm = saved_text.restore(self._context, saved, self.sequence)
+            saved_text.restore(self._context, saved, self.sequence)
             self._checkpoints.take(saved.checkpoints)
             self._n_prompt = saved.n_prompt
+            self._n_firm = saved_text.n_firm(self._context, len(saved.tokens))
 
     def prepare(
         self,
@@ -345,7 +346,7 @@ class ShortCache:
             n_dropped = n - int(self._n_kept * _SHARE_HELD) - n_left_out
             n_left_out += n_dropped
             if n_known > N_FIRST + n_dropped:
-                self._context.drop_middle(N_FIRST, n_dropped, self._sequence)
+                self._context.native.drop_middle(N_FIRST, n_dropped, self._sequence)
         self._context.n_left_out[self._sequence] = n_left_out
         return _read(tokens, n_left_out)
 

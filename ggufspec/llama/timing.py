@@ -13,9 +13,8 @@ from ggufspec.decoding.types import Logits
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
-from ggufspec.llama.filler import filler_tokens
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.vocab_map import VocabMap
+from ggufspec.llama.vocab_map import VocabMap, filler_tokens
 
 Kind = TypeVar("Kind")
 

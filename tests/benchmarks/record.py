@@ -24,9 +24,9 @@ from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.load import load
-from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import LlamaSession
 
 GAP_STEPS = 31  # of a logit: a byte goes up to 8.2, beyond what is distinguished

@@ -22,7 +22,7 @@ from ggufspec.audit import PROMPTS, AuditOptions, audit
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ClosedError, ModelError, OptionError, VocabError
-from ggufspec.llama import extension
+from ggufspec.llama import hidden_states
 
 GREEDY: Any = {"temperature": 0.0, "drafter": "model", "ignore_eos": True}
 PLAIN: Any = {"temperature": 0.0, "drafter": "none", "ignore_eos": True}
@@ -273,7 +273,7 @@ def test_a_llama_cpp_without_the_functions_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = head_pairs.glm4moe(tmp_path)
-    monkeypatch.setattr(extension, "library", object)
+    monkeypatch.setattr(hidden_states, "library", object)
     with pytest.raises(
         ModelError, match=r"has no function llama_\w+nextn, which draft heads"
     ) as caught:

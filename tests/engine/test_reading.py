@@ -15,9 +15,9 @@ from patience import at_most, ctrl_c_in_a_batch
 import ggufspec
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ClosedError, DecodeError
-from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.model import Model
 
 PROMPT = [5 + i % 90 for i in range(700)]

@@ -25,8 +25,8 @@ from ggufspec.llama.attention import (
     known_attention,
     time_passes,
 )
-from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.kernel_choice import BareContext
 from ggufspec.llama.model import Heads, Model
 from ggufspec.llama.profile_key import pair_key
 from ggufspec.standin import embedded

@@ -20,7 +20,7 @@ from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.slots import SlotLease, Slots
 from ggufspec.errors import NoRoomError
-from ggufspec.llama.batch_part import BatchPart
+from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import LlamaSession
 
 N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES = 192, 12, 7, 2, 3

@@ -199,7 +199,7 @@ SLOWED = """
     from pathlib import Path
     import llama_cpp
     from ggufspec import _native
-    from ggufspec.llama import bare_context, kernel_choice, kernels
+    from ggufspec.llama import kernel_choice, kernels
 
     offered, clock = [], {"now": 0.0, "step": 1.0}
     offer = _native.offer_kernels
@@ -222,7 +222,7 @@ SLOWED = """
         clock["now"] += clock["step"]
         return clock["now"]
 
-    bare_context.perf_counter = kernel_choice.perf_counter = perf_counter
+    kernel_choice.perf_counter = perf_counter
     kernel_choice._native = Extension
     llama_cpp.llama_backend_init()
     kernels.leave_out_broken_amx()  # as Model does

@@ -19,9 +19,9 @@ import tiny
 from ggufspec import _native
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
-from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 

@@ -214,11 +214,11 @@ def test_a_cache_without_room_for_drafts_is_refused(model: Model) -> None:
 def test_only_a_middle_can_be_dropped(short: Context) -> None:
     short.decode(array("i", some(20)), 1)
     with pytest.raises(ValueError, match="drop_middle"):
-        short.drop_middle(4, 16)
-    short.drop_middle(4, 10)
+        short.native.drop_middle(4, 16)
+    short.native.drop_middle(4, 10)
     assert short.n_cells() == 10
     with pytest.raises(ValueError, match="drop_middle"):
-        short.drop_middle(3, 2)
+        short.native.drop_middle(3, 2)
     short.truncate(4)
     short.decode(array("i", some(20)), 1)
-    short.drop_middle(3, 2)
+    short.native.drop_middle(3, 2)

@@ -17,9 +17,9 @@ from patience import comes_true, in_child_of_a_fork
 import ggufspec
 from ggufspec.errors import DecodeError
 from ggufspec.llama import threadpool
-from ggufspec.llama.batch_part import BatchPart
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.model import Model
 from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.standin.embedded import embedded_draft, embedded_target
