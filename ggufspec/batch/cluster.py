@@ -122,16 +122,10 @@ class RemoteProcess:
         self._end_reason = ""
         self._needed = {"CPU": n_cpus, "GPU": n_gpus}
         self._waiting_seconds = waiting_seconds
-        self._actor = (
-            ray.remote(_WorkerActor)
-            .options(
-                num_cpus=n_cpus,
-                num_gpus=n_gpus,
-                max_concurrency=3,  # `send` runs while `receive` waits
-                scheduling_strategy="SPREAD",
-            )
-            .remote()
-        )
+        needs: dict[str, Any] = {"num_cpus": n_cpus, "num_gpus": n_gpus}
+        # Three calls at once: `send` runs while `receive` waits.
+        actor = ray.remote(max_concurrency=3, scheduling_strategy="SPREAD", **needs)(_WorkerActor)
+        self._actor = actor.remote()
         task = {**_absolute(task), "load": _absolute(task["load"])}
         args = (number, task, events)
         self._reader = threading.Thread(target=self._read, args=args, daemon=True)
@@ -183,12 +177,7 @@ class _WorkerActor:
         self._process: LocalProcess | None = None
 
     def start(
-        self,
-        number: int,
-        task: dict[str, Any],
-        models: Mapping[str, str | None],
-        n_cpus: int,
-        version: str,
+        self, number: int, task: dict[str, Any], models: dict[str, str], n_cpus: int, version: str
     ) -> tuple[str, int]:
         """Start the process, with its share of the node's CPUs as threads; returns (node, pid).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import signal
 import subprocess
@@ -140,6 +141,12 @@ def last_line(text: str) -> str:
     """The last line that is not blank, shortened; "" if there is none."""
     lines = [line for line in text.splitlines() if line.strip()]
     return textwrap.shorten(lines[-1], _LINE_WIDTH, placeholder=" ...") if lines else ""
+
+
+def prompt_seed(seed: int, index: int, turn: int = 0) -> int:
+    """The seed of one text, derived from the batch's seed and the text's place in the file."""
+    digest = hashlib.sha256(f"{seed} {index} {turn}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
 
 
 def timeout_error(seconds: float) -> str:

@@ -1,22 +1,29 @@
-"""Stores records in the journal as they finish, and in the output in the order of the prompts."""
+"""Stores records in a journal as they finish, and in the output in the order of the prompts."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
-from ggufspec.batch.journal import Journal, line_of, write_errors
-from ggufspec.batch.settings import run_name
-from ggufspec.common.facts import differences
+from ggufspec.common.facts import differences, json_object
+from ggufspec.common.files import disk_errors, write_all
 from ggufspec.errors import CacheError, GgufspecError, OptionError
+
+if sys.platform != "win32":
+    import fcntl
 
 BatchRecord = dict[str, Any]
 _PROFILE = "known"  # the key of the profile's line in journals
+_FORMAT = 1
+_MARK = "ggufspec_batch"
+_N_RUN_DIGITS = 12
 
 
 class StreamResults:
@@ -30,7 +37,7 @@ class StreamResults:
         self.records: dict[int, BatchRecord] = {}
         self.profile: dict[str, object] | None = None
         self._stream = stream
-        self._run = run_name(settings)
+        self._run = _run_name(settings)
         self._n_written = 0
 
     def keep_profile(self, profile: dict[str, object]) -> None:
@@ -72,20 +79,25 @@ class FileResults:
         self.records: dict[int, BatchRecord] = {}
         self.profile: dict[str, object] | None = None
         self._n_prompts = n_prompts
-        self._run = run_name(settings)
+        self._run = _run_name(settings)
         self._journal = Journal(_journal_path(path, resume=resume))
         self._n_written = 0  # records in the output, up to the first missing one
         is_new = False  # whether the journal was empty or did not exist
         try:
             found = self._journal.read()
             is_new = found is None
-            if found is None:
-                self._take(self._read_output() if path.exists() else [])
-            else:
-                self._check_settings(found[0], settings)
-                self._take(found[1])
-            if retry_failed:
-                self.records = {i: each for i, each in self.records.items() if not each["error"]}
+            before, lines = found or (settings, self._read_output() if path.exists() else [])
+            if changes := list(differences(before, settings)):
+                raise OptionError(
+                    f"{self._journal.path} is from a batch with other settings: "
+                    f"{'; '.join(changes)}. Give the same settings to --resume, or another output "
+                    "to -o"
+                )
+            for line in lines:
+                if _PROFILE in line:
+                    self.profile = line[_PROFILE]
+                elif not (retry_failed and line["error"]):
+                    self.records[line["index"]] = line
             if is_new:
                 self._journal.begin(settings, list(map(line_of, self.records.values())))
             self._was_empty = is_new and not self.records
@@ -93,10 +105,7 @@ class FileResults:
                 self._output: IO[bytes] = path.open("wb")
             self._write()
         except GgufspecError:
-            if is_new:
-                self._journal.remove()
-            else:
-                self._journal.close()
+            self._journal.close(remove=is_new)
             raise
 
     def keep_profile(self, profile: dict[str, object]) -> None:
@@ -124,10 +133,7 @@ class FileResults:
         if is_empty:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        if is_empty or len(self.records) == self._n_prompts:
-            self._journal.remove()
-        else:
-            self._journal.close()
+        self._journal.close(remove=is_empty or len(self.records) == self._n_prompts)
 
     def _write(self) -> None:
         with write_errors(self.path):
@@ -135,13 +141,6 @@ class FileResults:
                 self._output.write(line_of(self.records[self._n_written]))
                 self._n_written += 1
             self._output.flush()
-
-    def _take(self, lines: Sequence[dict[str, Any]]) -> None:
-        for line in lines:
-            if _PROFILE in line:
-                self.profile = line[_PROFILE]
-            else:
-                self.records[line["index"]] = line
 
     def _read_output(self) -> list[BatchRecord]:
         """The records of a complete output, which has no journal."""
@@ -157,13 +156,6 @@ class FileResults:
                 "settings, or was not written by ggufspec batch. Give another output to -o"
             )
         return records
-
-    def _check_settings(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        if found := list(differences(before, now)):
-            raise OptionError(
-                f"{self._journal.path} is from a batch with other settings: {'; '.join(found)}. "
-                "Give the same settings to --resume, or another output to -o"
-            )
 
 
 BatchResults = StreamResults | FileResults
@@ -184,3 +176,111 @@ def _journal_path(path: Path, *, resume: bool) -> Path:
     if path.exists() and not resume:
         raise OptionError(f"{path} exists already; give another output to -o, or remove it")
     return part
+
+
+class Journal:
+    """A file of finished records: lines of JSON, each on the disk when `append` returns.
+
+    It is open and locked for this process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. Raises CacheError, also if another batch has it open."""
+        self.path = path
+        with disk_errors(str(path), "; give another output to -o"):
+            self._file = FileIO(path, "a+")
+        if sys.platform != "win32":
+            try:
+                fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.close()
+                raise CacheError(
+                    f"{path} is in use by another batch; wait until it ends, or give another "
+                    "output to -o"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+
+    def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+        """(settings of the batch, further lines); None if the journal is empty.
+
+        Removes a last line that a crash left incomplete: its `append` did not return.
+        Raises OptionError for a file that is not a journal, or is damaged.
+        """
+        self._file.seek(0)
+        data = self._file.readall()
+        n_whole = data.rfind(b"\n") + 1
+        documents = [json_object(line) for line in data[:n_whole].splitlines(keepends=True)]
+        if documents and documents[-1] is None:  # torn write: only a part of it reached the disk
+            n_whole = data.rfind(b"\n", 0, n_whole - 1) + 1
+            documents.pop()
+        if documents and (documents[0] is None or documents[0].get(_MARK) != _FORMAT):
+            raise OptionError(
+                f"{self.path} is not the journal of a batch; move it away, or give another output "
+                "to -o"
+            )
+        if None in documents:
+            raise OptionError(
+                f"line {documents.index(None) + 1} of {self.path} is damaged, and its record is "
+                "lost; remove that line to run its prompt again"
+            )
+        lines = [document for document in documents if document]
+        if lines and len(lines) <= lines[0]["n_at_first"]:  # `begin` was interrupted
+            lines, n_whole = [], 0
+        if n_whole < len(data):
+            with write_errors(self.path):
+                os.ftruncate(self._file.fileno(), n_whole)
+        return (lines[0]["settings"], lines[1:]) if lines else None
+
+    def begin(self, settings: Mapping[str, Any], lines: Sequence[bytes] = ()) -> None:
+        """Write the settings and the lines known so far into an empty journal.
+
+        After a crash, `read` returns either all of them or None.
+        """
+        head = line_of({_MARK: _FORMAT, "settings": settings, "n_at_first": len(lines)})
+        self.append(b"".join([head, *lines]))
+        _sync_folder(self.path.parent)
+
+    def append(self, line: bytes) -> None:
+        """Write a line and sync it. Raises CacheError; a part of the line may then be written."""
+        with write_errors(self.path):
+            write_all(self._file, line)
+            os.fsync(self._file.fileno())
+
+    def close(self, *, remove: bool = False) -> None:
+        """Close and unlock the file; `remove`: also delete it."""
+        if remove:
+            if sys.platform == "win32":  # it cannot remove an open file; elsewhere keep the lock
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        self._file.close()
+
+
+def line_of(document: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(document, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # an id may have unpaired surrogates
+        return json.dumps(document).encode() + b"\n"
+
+
+def write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Turn an OSError of the block into a CacheError that says how to continue the batch."""
+    remedy = "; finished prompts are kept: free some space, then run again with --resume"
+    return disk_errors(str(path), remedy)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Sync the folder's entry for a new file, on systems that can."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def _run_name(settings: Mapping[str, Any]) -> str:
+    """A short hash of the settings, which each record of a batch has."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_N_RUN_DIGITS]

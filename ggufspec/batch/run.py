@@ -15,10 +15,10 @@ from ggufspec.batch.process import (
     StartWorker,
     WorkerEvent,
     WorkerProcess,
+    prompt_seed,
     timeout_error,
 )
 from ggufspec.batch.results import BatchRecord, BatchResults
-from ggufspec.batch.settings import prompt_seed
 from ggufspec.common.prompts import Prompt
 from ggufspec.errors import GgufspecError, ModelError
 
@@ -77,10 +77,8 @@ class BatchWorker:
     deadline: float | None = None
     was_killed: bool = False  # because it missed its deadline
 
-    @property
-    def identity(self) -> tuple[int, int, str]:
-        """(number of the worker, process id, node)."""
-        return self.number, self.process.pid, self.process.node
+    def event(self, what: str, index: int | None = None, **details: Any) -> BatchEvent:
+        return BatchEvent(what, self.number, self.process.pid, self.process.node, index, **details)
 
 
 class Batch:
@@ -124,12 +122,11 @@ class Batch:
             if self._waiting:
                 self._start(1)  # the others start when this one is ready
             while self._waiting or any(each.index is not None for each in self._workers.values()):
-                event = self._next_event()
-                if event is not None and event.number is None:
+                number, message = self._next_event()
+                if number is None:
                     self._collect_last_records()
                     return False
-                if event is not None and event.number is not None:
-                    self._handle(self._workers[event.number], event.message)
+                self._handle(self._workers[number], message)
             return True
         finally:
             for worker in self._workers.values():
@@ -137,18 +134,18 @@ class Batch:
             for worker in self._workers.values():
                 worker.process.close()
 
-    def _next_event(self) -> WorkerEvent | None:
-        """Wait for an event; returns None after killing workers that missed their deadlines."""
-        deadlines = [each.deadline for each in self._workers.values() if each.deadline]
-        try:
-            wait = max(min(deadlines) - monotonic(), 0.0) if deadlines else None
-            return self._events.get(timeout=wait)
-        except Empty:
-            for worker in self._workers.values():
-                if worker.deadline and worker.deadline <= monotonic():
-                    worker.was_killed, worker.deadline = True, None
-                    worker.process.kill()
-            return None
+    def _next_event(self) -> WorkerEvent:
+        """Wait for an event; meanwhile kill workers that miss their deadlines."""
+        while True:
+            deadlines = [each.deadline for each in self._workers.values() if each.deadline]
+            try:
+                wait = max(min(deadlines) - monotonic(), 0.0) if deadlines else None
+                return self._events.get(timeout=wait)
+            except Empty:
+                for worker in self._workers.values():
+                    if worker.deadline and worker.deadline <= monotonic():
+                        worker.was_killed, worker.deadline = True, None
+                        worker.process.kill()
 
     def _handle(self, worker: BatchWorker, message: dict[str, Any] | None) -> None:
         if message is None:
@@ -156,7 +153,7 @@ class Batch:
         elif "refused" in message:
             worker.refusal = (message["kind"], message["refused"])
         elif "waiting" in message:
-            self._report(BatchEvent("waiting", *worker.identity, reason=message["waiting"]))
+            self._report(worker.event("waiting", reason=message["waiting"]))
         elif "ready" in message:
             self._accept(worker, message)
         else:
@@ -169,7 +166,7 @@ class Batch:
         self._n_failed_starts[worker.number] = 0
         if message["profile"] is not None and self._results.profile is None:
             self._results.keep_profile(message["profile"])
-        self._report(BatchEvent("ready", *worker.identity, reason=message["note"]))
+        self._report(worker.event("ready", reason=message["note"]))
         self._assign()
         if not self._was_ready:
             self._was_ready = True
@@ -183,13 +180,13 @@ class Batch:
         worker.process.close()
         if (index := worker.index) is not None:
             will_retry = not worker.was_killed and self._n_attempts[index] <= self._plan.n_retries
-            self._report(BatchEvent("ended", *worker.identity, index, reason, will_retry))
+            self._report(worker.event("ended", index, reason=reason, will_retry=will_retry))
             if will_retry:
                 self._waiting.appendleft(index)
             else:
-                self._fail(worker, reason)
+                self._fail(worker, self._prompts[index], reason)
         elif worker.is_ready:
-            self._report(BatchEvent("ended", *worker.identity, None, reason, True))
+            self._report(worker.event("ended", reason=reason, will_retry=True))
         else:
             self._count_failed_start(worker, reason)
         self._assign()
@@ -205,7 +202,7 @@ class Batch:
             error = getattr(errors, kind, ModelError)
             raise (error if issubclass(error, GgufspecError) else ModelError)(said)
         if n_failed >= _N_STARTS:
-            self._report(BatchEvent("lost", *worker.identity, None, said))
+            self._report(worker.event("lost", reason=said))
 
     def _assign(self) -> None:
         for worker in self._workers.values():
@@ -217,7 +214,7 @@ class Batch:
             if self._plan.timeout is not None:
                 worker.deadline = monotonic() + self._plan.timeout + self._grace
             # Report before sending: else "finished" could come before "begun".
-            self._report(BatchEvent("begun", *worker.identity, worker.index))
+            self._report(worker.event("begun", worker.index))
             worker.process.send({"prompt": asdict(self._prompts[worker.index])})
 
     def _finish(self, worker: BatchWorker, record: BatchRecord) -> None:
@@ -227,16 +224,13 @@ class Batch:
         record = {"index": index, **record, "worker": worker.number}
         record["attempts"] = self._n_attempts[index]
         self._results.add(record)
-        self._report(BatchEvent("finished", *worker.identity, index, record=record))
+        self._report(worker.event("finished", index, record=record))
 
-    def _fail(self, worker: BatchWorker, reason: str) -> None:
-        assert worker.index is not None
-        prompt = self._prompts[worker.index]
+    def _fail(self, worker: BatchWorker, prompt: Prompt, reason: str) -> None:
         if worker.was_killed and self._plan.timeout is not None:
             reason = timeout_error(self._plan.timeout)
-        record: BatchRecord = {prompt.id_name: prompt.id} if prompt.id is not None else {}
         seed = prompt_seed(self._plan.seed, prompt.index)
-        self._finish(worker, {**record, "seed": seed, "error": reason})
+        self._finish(worker, {**prompt.label, "seed": seed, "error": reason})
 
     def _start(self, number: int) -> None:
         task = {**vars(self._plan), "profile": self._results.profile}

@@ -8,14 +8,15 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from io import FileIO
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ggufspec.batch.process import timeout_error
-from ggufspec.batch.settings import prompt_seed
+from ggufspec.batch.process import prompt_seed, timeout_error
+from ggufspec.common.files import write_all
 from ggufspec.common.prompts import Prompt
-from ggufspec.decoding.stats import Stats
+from ggufspec.decoding.stats import COUNTS, Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
 from ggufspec.engine.chat_template import conversation
@@ -39,9 +40,7 @@ def main() -> None:
     threading.Thread(target=_read, args=(incoming, messages), daemon=True).start()
 
     def send(**message: Any) -> None:
-        data = memoryview(json.dumps(message).encode() + b"\n")
-        while data:
-            data = data[os.write(outgoing, data) :]
+        write_all(outgoing, json.dumps(message).encode() + b"\n")
 
     task = messages.get()
     if task["verbose"]:
@@ -65,19 +64,17 @@ def answer(
     """The record of a prompt, with its text or an error."""
     started = perf_counter()
     completions: list[Completion] = []
+    record: dict[str, Any] = dict(prompt.label)
     error = None
     try:
-        for completion in _generate(engine, prompt, task, options):
-            completions.append(completion)
-    except GgufspecError as failure:
-        error = str(failure)
-    record: dict[str, Any] = {prompt.id_name: prompt.id} if prompt.id is not None else {}
-    if error is None:
+        completions.extend(_generate(engine, prompt, task, options))
         if prompt.kind == "turns":
             record["choices"] = [_as_choice(completions)]
         else:
             record["text"] = completions[0].text
         record["finish_reason"] = completions[-1].finish_reason
+    except GgufspecError as failure:
+        error = str(failure)
     return {
         **record,
         **_counts([completion.stats for completion in completions]),
@@ -174,21 +171,18 @@ def _options(task: Mapping[str, Any]) -> CheckedOptions:
 
 def _as_choice(completions: Sequence[Completion]) -> dict[str, Any]:
     """The answers to all turns, in the format of Spec-Bench."""
+    stats = [completion.stats for completion in completions]
     return {
         "index": 0,
         "turns": [completion.text for completion in completions],
-        "decoding_steps": [completion.stats.n_rounds for completion in completions],
-        "new_tokens": [completion.stats.n_generated for completion in completions],
-        "wall_time": [
-            completion.stats.seconds.prompt + completion.stats.seconds.generation
-            for completion in completions
-        ],
+        "decoding_steps": [each.n_rounds for each in stats],
+        "new_tokens": [each.n_generated for each in stats],
+        "wall_time": [each.seconds.prompt + each.seconds.generation for each in stats],
     }
 
 
 def _counts(stats: Sequence[Stats]) -> dict[str, Any]:
-    names = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")
-    found = {name: sum(getattr(each, name) for each in stats) for name in names}
+    found = {name: sum(getattr(each, name) for each in stats) for name in COUNTS}
     seconds = sum(each.seconds.generation for each in stats)
     return {
         **found,
@@ -198,9 +192,9 @@ def _counts(stats: Sequence[Stats]) -> dict[str, Any]:
     }
 
 
-def _take_pipes() -> tuple[int, int]:
-    """File descriptors (in, out) for messages; other output to stdout is redirected to stderr."""
-    incoming, outgoing = os.dup(0), os.dup(1)
+def _take_pipes() -> tuple[int, FileIO]:
+    """Descriptor and file (in, out) for messages; other output to stdout is sent to stderr."""
+    incoming, outgoing = os.dup(0), FileIO(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)

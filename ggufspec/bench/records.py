@@ -13,13 +13,12 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 
 from ggufspec.common.facts import plain
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.stats import Stats
+from ggufspec.decoding.stats import COUNTS, Stats
 from ggufspec.errors import OptionError
 
 FORMAT = "ggufspec-bench-1"
 Record = TypeVar("Record")
 MAX_BYTES = 2**30
-COUNTS = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")  # of a text
 _hints = cache(get_type_hints)
 _REMEDY = "give a file that `ggufspec bench --json` wrote, or measure again"
 

@@ -13,7 +13,6 @@ from ggufspec.bench import machine
 from ggufspec.bench.baselines import Baseline
 from ggufspec.bench.contenders import rotated
 from ggufspec.bench.records import (
-    COUNTS,
     BenchResults,
     Contender,
     FirstDifference,
@@ -24,6 +23,7 @@ from ggufspec.bench.records import (
 )
 from ggufspec.common.facts import differences, plain
 from ggufspec.common.prompts import Prompt
+from ggufspec.decoding.stats import COUNTS
 from ggufspec.engine import scoring
 from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine

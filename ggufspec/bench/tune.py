@@ -55,6 +55,10 @@ class Pass:
     least: float
     most: float
 
+    @staticmethod
+    def of(n_tokens: int, seconds: Sequence[float]) -> Pass:
+        return Pass(n_tokens, median(seconds), min(seconds), max(seconds))
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -108,53 +112,44 @@ def tune(
     depth = max(min(depth, target.n_ctx - n_most - 1), 0)
     tell: NamedProgress = progress or (lambda what, done, of: None)
     trials = _Trials(depth, max(n_runs, 2), tell)
+    sizes = range(1, n_most + 2)
     with ExitStack() as stack:
         filling = partial(tell, "Filling the cache of the target")
         timing.FilledContext(target, depth=depth, n_most=n_most + 1, progress=filling)
         attention = Attention(target.options.flash_attention)
         if given.flash_attention is None:
-            attention = known_attention(
-                target.model, draft.model if draft else None, target.options
-            )
+            attention = known_attention(target.model, draft and draft.model, target.options)
         if attention.setting != target.options.flash_attention:
             n_ctx = min(depth + n_most + 1, target.n_ctx)
             changed = {"flash_attention": attention.setting, "n_ctx": n_ctx}
             target = stack.enter_context(closing(_changed(target, changed)))
             draft = draft and stack.enter_context(closing(_changed(draft, changed)))
         if given.n_threads is None:
-            sizes = [1, min(defaults.N_DRAFT_FIXED, n_most) + 1] if draft else [1]
-            trials.threads("target", target, sizes, n_logical_cores())
+            few = [1, min(defaults.N_DRAFT_FIXED, n_most) + 1] if draft else [1]
+            trials.threads("target", target, few, n_logical_cores())
         if draft and given.n_threads_draft is None:
             trials.threads("draft", draft, [1], n_threads_default())
-        n_batch = target.options.n_batch
-        n_batch_draft = draft.options.n_batch if draft else None
-        if given.n_batch is None:
-            n_batch = trials.batches("target", target)
-        if draft and given.n_batch_draft is None:
-            n_batch_draft = trials.batches("draft", draft)
-        sizes = list(range(1, n_most + 2))
+        chosen = TunedSettings(
+            n_threads=target.n_threads,
+            n_threads_draft=draft and draft.n_threads,
+            flash_attention=target.options.flash_attention,
+            n_batch=trials.batches("target", target, given.n_batch),
+            n_batch_draft=draft and trials.batches("draft", draft, given.n_batch_draft),
+        )
+        often = {"depth": depth, "n_repeats": n_runs}
         seconds = timing.time_target(
             target,
             sizes,
-            depth=depth,
-            n_repeats=n_runs,
+            **often,
             at_least=MIN_SECONDS,
             progress=partial(tell, "Measuring the target"),
         )
         steps = draft and timing.time_draft(
             draft,
-            depth=depth,
-            n_repeats=n_runs,
+            **often,
             at_least=MIN_SECONDS / 2,
             vocab_map=engine.pair.vocab_map,
             progress=partial(tell, "Measuring the draft"),
-        )
-        chosen = TunedSettings(
-            n_threads=target.n_threads,
-            n_threads_draft=draft.n_threads if draft else None,
-            flash_attention=target.options.flash_attention,
-            n_batch=n_batch,
-            n_batch_draft=n_batch_draft,
         )
         is_given = {name: None for name, value in asdict(given).items() if value}
         return Tuned(
@@ -162,9 +157,9 @@ def tune(
             settings=replace(chosen, **is_given),
             trials=tuple(trials.made),
             depth=depth,
-            passes=tuple(_summed_up(size, seconds[size]) for size in sizes),
-            step=_summed_up(steps.n_per_step, steps.steps) if steps else None,
-            reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
+            passes=tuple(Pass.of(size, seconds[size]) for size in sizes),
+            step=steps and Pass.of(steps.n_per_step, steps.steps),
+            reading=Pass.of(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),
             assumed=engine.pair.stored_profile.assumed,
@@ -197,11 +192,8 @@ def forget(target: Path | None = None, draft: DraftFile | None = None) -> int:
     """
     if target is None and draft is None:
         return profile_store.forget()
-    wanted = {
-        name: {"head": MTP} if path == MTP else {"fingerprint": _fingerprint(path)}
-        for name, path in (("target", target), ("draft", draft))
-        if path is not None
-    }
+    files = {"target": target, "draft": draft}
+    wanted = {of: _identity(file) for of, file in files.items() if file is not None}
     found = [each for each in profile_store.records() if _is_about(each.facts, wanted)]
     return sum(profile_store.forget(record.key) for record in found)
 
@@ -255,23 +247,28 @@ class _Trials:
         )
         medians = {n: {size: median(times[n][size]) for size in sizes} for n in sorted(times)}
         chosen = choose({n: sum(found.values()) for n, found in medians.items()}, usual)
-        self.made += [
-            Trial("n_threads", n, found, None, n == chosen)
-            if whose == "target"
-            else Trial("n_threads_draft", n, {}, found[1], n == chosen)
-            for n, found in medians.items()
-        ]
+        for n, found in medians.items():
+            if whose == "target":
+                self.made.append(Trial("n_threads", n, found, None, n == chosen))
+            else:
+                self.made.append(Trial("n_threads_draft", n, {}, found[1], n == chosen))
         context.use_threads(chosen)
 
-    def batches(self, whose: str, context: Context) -> int:
-        """The fastest n_batch that fits: tries smaller, then larger ones, while clearly faster."""
+    def batches(self, whose: str, context: Context, given: int | None) -> int:
+        """The n_batch that is given, or else the fastest that fits.
+
+        Tries smaller, then larger ones, while they are clearly faster.
+        """
         usual = context.options.n_batch
-        n_tokens, many = (min(n, context.model.n_ctx_max or n) for n in PROMPT_TOKENS)
+        if given is not None:
+            return usual
+        seconds: dict[int, float] = {}
+        n_tokens = 0
         try:
-            seconds = {usual: self._reading(whose, context, usual, n_tokens)}
-            if seconds[usual] < MIN_SECONDS:
-                n_tokens = many
-                seconds = {usual: self._reading(whose, context, usual, n_tokens)}
+            for n_tokens in (min(n, context.model.n_ctx_max or n) for n in PROMPT_TOKENS):
+                seconds[usual] = self._reading(whose, context, usual, n_tokens)
+                if seconds[usual] >= MIN_SECONDS:
+                    break
         except OutOfMemoryError:
             return usual
         for ladder in batch_ladders(usual, n_tokens):
@@ -324,17 +321,16 @@ def _changed(context: Context, options: Mapping[str, Any]) -> Context:
     return Context(context.model, changed, link=context.link, pools=context.pools)
 
 
-def _summed_up(n_tokens: int, seconds: Sequence[float]) -> Pass:
-    return Pass(n_tokens, median(seconds), min(seconds), max(seconds))
-
-
-def _fingerprint(path: Path) -> str:
-    if (found := profile_store.fingerprint(path)) is None:
+def _identity(file: DraftFile) -> dict[str, str]:
+    """What a record says about a model: its fingerprint, or that it is the target's own head."""
+    if file == MTP:
+        return {"head": MTP}
+    if (found := profile_store.fingerprint(Path(file))) is None:
         raise ModelError(
-            f"{path} cannot be read, so its records cannot be found; give a model file that can be "
+            f"{file} cannot be read, so its records cannot be found; give a model file that can be "
             "read, or none to delete all records"
         )
-    return found
+    return {"fingerprint": found}
 
 
 def _is_about(facts: Mapping[str, Any], wanted: Mapping[str, Mapping[str, str]]) -> bool:

@@ -16,7 +16,6 @@ from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.process import LocalProcess, StartWorker
 from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan
-from ggufspec.batch.settings import model_identity
 from ggufspec.cli import options as shared
 from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import ERROR, INTERRUPTED
@@ -28,6 +27,7 @@ from ggufspec.common.facts import plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, parse_prompts
 from ggufspec.common.reading import read_prompt_file
+from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
@@ -178,10 +178,10 @@ def _results(
     """The output, with the records that are finished. Loads no model. Raises GgufspecError."""
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     for name in ("lora", "lora_draft"):
-        load[name] = [[model_identity(path), scale] for path, scale in plan.load[name]]
+        load[name] = [[_identity(path), scale] for path, scale in plan.load[name]]
     settings = {
-        "target": model_identity(plan.target),
-        "draft": plan.draft if plan.draft in (None, MTP) else model_identity(plan.draft),
+        "target": _identity(plan.target),
+        "draft": plan.draft if plan.draft in (None, MTP) else _identity(plan.draft),
         "n_prompts": len(prompts),
         "prompts": digest(prompts),
         "seed": plan.seed,
@@ -196,6 +196,11 @@ def _results(
         raise click.UsageError("--resume needs the output file to continue: name it with -o")
     stream = sys.stdout.buffer if str(output) == "-" else output.open("wb")
     return StreamResults(stream, settings)
+
+
+def _identity(path: str) -> dict[str, Any]:
+    """The name and fingerprint of a model's file, without its folder."""
+    return {"file": Path(path).name, "fingerprint": fingerprint(Path(path))}
 
 
 def _write(

@@ -45,6 +45,11 @@ class Prompt:
         """The id, or else the number counted from 1; unique in a file."""
         return str(self.index + 1 if self.id is None else self.id)
 
+    @property
+    def label(self) -> dict[str, str | int]:
+        """The id under the name that the file has for it; empty without an id."""
+        return {} if self.id is None else {self.id_name: self.id}
+
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> Prompt:
         """The inverse of dataclasses.asdict, also after JSON has made lists of tuples."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from ggufspec.decoding.types import Round
 
+COUNTS = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")  # of Stats
+
 
 @dataclass(frozen=True)
 class Seconds:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ggufspec.batch.journal import Journal
-from ggufspec.batch.results import FileResults
+from ggufspec.batch.results import FileResults, Journal
 from ggufspec.errors import CacheError, OptionError
 
 SETTINGS = {"seed": 1, "prompts": "abc"}
