@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ggufspec.bench.contenders import contenders
+from ggufspec.bench.experiment import contenders
 from ggufspec.bench.records import BenchResults, Contender, Measurement, RoundTiming
 
 RECORDED = Path(__file__).parent / "bench" / "data" / "recorded.json"

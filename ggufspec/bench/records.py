@@ -19,6 +19,8 @@ from ggufspec.errors import OptionError
 FORMAT = "ggufspec-bench-1"
 Record = TypeVar("Record")
 MAX_BYTES = 2**30
+PLAIN = "plain"  # names of contenders
+DRAFT_ALONE = "draft alone"
 _hints = cache(get_type_hints)
 _REMEDY = "give a file that `ggufspec bench --json` wrote, or measure again"
 

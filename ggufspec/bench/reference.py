@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.bench.prompts import REFERENCE
+from ggufspec.bench.experiment import REFERENCE
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.engine import Engine

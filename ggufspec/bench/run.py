@@ -11,7 +11,7 @@ from zlib import crc32
 
 from ggufspec.bench import machine
 from ggufspec.bench.baselines import Baseline
-from ggufspec.bench.contenders import rotated
+from ggufspec.bench.experiment import Experiment
 from ggufspec.bench.records import (
     BenchResults,
     Contender,
@@ -37,37 +37,6 @@ OnTokens = Callable[[int, int, str], None]  # (tokens generated, total tokens, l
 Warn = Callable[[str], None]  # (reason why a text or prompt is left out)
 
 _N_DIVERGENCES = 3  # texts per contender whose logits are compared
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """The texts to generate with one pair.
-
-    `chat`: whether to use the target's chat template. None: it is used for prompts with a category
-    or a system message, if the target has one.
-    """
-
-    contenders: Sequence[Contender]
-    prompts: Sequence[Prompt]
-    n_runs: int
-    n_tokens: int
-    n_warm_up: int = 16
-    seed: int = 0
-    ignore_eos: bool = True
-    chat: bool | None = None
-
-    def of_pair(self, pair: str) -> Experiment:
-        """The experiment for one of several pairs; `pair` is "" if there is only one."""
-        if not pair:
-            return self
-        return replace(self, contenders=[each.of_pair(pair) for each in self.contenders])
-
-    def order(self) -> Iterator[TextKey]:
-        """All texts in the order in which they are generated: the contenders alternate."""
-        for run in range(self.n_runs):
-            for i, prompt in enumerate(self.prompts):
-                order = rotated(self.contenders, run * len(self.prompts) + i)
-                yield from (TextKey(each.name, prompt.name, run) for each in order)
 
 
 @dataclass(frozen=True)
@@ -157,7 +126,7 @@ def measure(
     prompts: dict[str, Prompt] = {}
     for prompt in experiment.prompts:
         try:
-            writer.read(engine, prompt, prompt.turns[:1])
+            _read(engine, experiment, prompt, prompt.turns[:1])
             prompts[prompt.name] = prompt
         except PromptError as error:
             if not prompts and prompt is experiment.prompts[-1]:
@@ -166,15 +135,14 @@ def measure(
     left = [key for key in left if key.prompt in prompts]
     warm = [name for name in contenders if any(key.contender == name for key in left)]
     n_each = {name: len(prompts[name].turns) * experiment.n_tokens for name in prompts}
-    n_warm_up = len(warm) * experiment.n_warm_up
-    writer.n_tokens_in_all = n_warm_up + sum(n_each[key.prompt] for key in left)
+    n_planned = len(warm) * experiment.n_warm_up
+    writer.n_tokens_in_all = n_planned + sum(n_each[key.prompt] for key in left)
     for i, name in enumerate(warm):
         writer.n_done = i * experiment.n_warm_up
         try:
             writer.warm_up(contenders[name], next(iter(prompts.values())))
         except PromptError as error:
             warn(f"{name}, warm-up: {error}")
-    n_planned = n_warm_up
     left_out: set[TextKey] = set()
     for key in left:
         writer.n_done = n_planned
@@ -198,10 +166,10 @@ class _Writer:
         engine: Engine,
         experiment: Experiment,
         progress: OnTokens | None,
-        baselines: Sequence[Baseline] = (),
+        baselines: Sequence[Baseline],
     ) -> None:
-        self._engine = engine
-        self._engines = {"pair": engine}
+        # A baseline gets the tokens that the pair's engine makes of a prompt.
+        self._engines = {"pair": engine, "baseline": engine}
         if any(contender.model == "draft" for contender in experiment.contenders):
             self._engines["draft"] = scoring.draft_alone(engine)
         self._baselines = {baseline.name: baseline for baseline in baselines}
@@ -215,13 +183,10 @@ class _Writer:
         """Generate a short text without measuring it: a contender's first text is slower."""
         n_tokens = min(self._experiment.n_warm_up, self._experiment.n_tokens)
         if n_tokens:
-            self._forget()
-            tokens = self.read(self._engine_of(contender), prompt, [prompt.turns[0]])
-            self._one(contender, tokens, n_tokens, f"warm-up: {contender.name}")
+            self._one(contender, prompt, prompt.turns[:1], n_tokens, f"warm-up: {contender.name}")
 
     def write(self, contender: Contender, prompt: Prompt, run: int) -> Measurement:
         """Generate all turns of a prompt; measures them as one text. Raises PromptError."""
-        self._forget()
         at = perf_counter() - self._started_at
         label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._experiment.n_runs}"
         joules = self._meter.joules()
@@ -229,8 +194,7 @@ class _Writer:
         parts: list[Measurement] = []
         for turn in prompt.turns:
             said.append(turn)
-            tokens = self.read(self._engine_of(contender), prompt, said)
-            reply, part = self._one(contender, tokens, self._experiment.n_tokens, label)
+            reply, part = self._one(contender, prompt, said, self._experiment.n_tokens, label)
             said.append(reply)
             parts.append(part)
             self.n_done += self._experiment.n_tokens
@@ -252,28 +216,28 @@ class _Writer:
         )
 
     def _one(
-        self, contender: Contender, tokens: list[int], n_tokens: int, label: str
+        self, contender: Contender, prompt: Prompt, said: Sequence[str], n_tokens: int, label: str
     ) -> tuple[str, Measurement]:
-        """Generate one reply: (text, measurement)."""
+        """Generate one reply, which may reuse the cache of a first turn: (text, measurement)."""
+        if len(said) == 1:
+            for each in self._engines.values():
+                each.forget()
+        engine = self._engines[contender.model]
+        tokens = _read(engine, self._experiment, prompt, said)
         seed = crc32(f"{self._experiment.seed} {label}".encode())
+        options = {"ignore_eos": self._experiment.ignore_eos, **contender.options}
         if contender.program is not None:
             self._progress(self.n_done, self.n_tokens_in_all, label)
-            options = {"ignore_eos": self._experiment.ignore_eos, **contender.options}
             baseline = self._baselines[contender.program]
             found = baseline.write(tokens, options=options, n_tokens=n_tokens, seed=seed)
-            text = b"".join(map(self._engine.vocab.piece, found.tokens)).decode("utf-8", "replace")
+            text = b"".join(map(engine.vocab.piece, found.tokens)).decode("utf-8", "replace")
             return text, Measurement(
                 contender=contender.name, n_rounds=found.n_rounds, **vars(found)
             )
-        # No seed for `auto`: a text with a seed would not update the measured costs.
-        learns = contender.options.get("n_draft") == "auto"
-        options = {
-            "seed": None if learns else seed,
-            "ignore_eos": self._experiment.ignore_eos,
-            **contender.options,
-            "max_tokens": n_tokens,
-        }
-        stream = self._engine_of(contender).begin(tokens, CheckedOptions.of(options))  # type: ignore[arg-type]
+        options["max_tokens"] = n_tokens
+        if options.get("n_draft") != "auto":  # a text with a seed would not update measured costs
+            options.setdefault("seed", seed)
+        stream = engine.begin(tokens, CheckedOptions.of(options))  # type: ignore[arg-type]
         started = perf_counter()
         first: float | None = None
         n_written = 0
@@ -299,29 +263,21 @@ class _Writer:
         )
         return done.text, measured
 
-    def _engine_of(self, contender: Contender) -> Engine:
-        """The engine that generates a contender's texts, or tokenizes prompts for a baseline."""
-        return self._engine if contender.program is not None else self._engines[contender.model]
 
-    def _forget(self) -> None:
-        for engine in self._engines.values():
-            engine.forget()
-
-    def read(self, engine: Engine, prompt: Prompt, said: Sequence[str]) -> list[int]:
-        """The tokens of a prompt: as a chat if the model has a template, else as text."""
-        if (chat := self._experiment.chat) is None:
-            wants = prompt.system is not None or bool(prompt.category)
-            chat = wants and engine.chat_template is not None
-        if not chat:
-            text = "\n".join([prompt.system, *said] if prompt.system else said)
-            return engine.tokenize(text)
-        tokens = engine.render(conversation(said, prompt.system))
-        if len(tokens) >= engine.n_ctx:
-            raise PromptError(
-                f"prompt {prompt.name} has {len(tokens):,} tokens, the context {engine.n_ctx:,}; "
-                "use a larger context (-c), or leave it out"
-            )
-        return tokens
+def _read(engine: Engine, experiment: Experiment, prompt: Prompt, said: Sequence[str]) -> list[int]:
+    """The tokens of a prompt: as a chat if the model has a template, else as text."""
+    if (chat := experiment.chat) is None:
+        wants = prompt.system is not None or bool(prompt.category)
+        chat = wants and engine.chat_template is not None
+    if not chat:
+        return engine.tokenize("\n".join([prompt.system, *said] if prompt.system else said))
+    tokens = engine.render(conversation(said, prompt.system))
+    if len(tokens) >= engine.n_ctx:
+        raise PromptError(
+            f"prompt {prompt.name} has {len(tokens):,} tokens, the context {engine.n_ctx:,}; "
+            "use a larger context (-c), or leave it out"
+        )
+    return tokens
 
 
 def divergences(
@@ -331,8 +287,7 @@ def divergences(
 
     Only for single-turn prompts, and the first _N_DIVERGENCES texts of each contender.
     """
-    writer = _Writer(engine, experiment, None)
-    by_name = {each.name: each for each in experiment.contenders}
+    options_of = {each.name: each.options for each in experiment.contenders}
     found: list[FirstDifference] = []
     for contender in experiment.contenders:
         prompts = {each.name: each for each in experiment.prompts if len(each.turns) == 1}
@@ -341,14 +296,11 @@ def divergences(
             is_equal = list(text.tokens) == list(other.tokens)
             if is_equal or text.prompt not in prompts or not n_most:
                 continue
-            given = {
-                "ignore_eos": experiment.ignore_eos,
-                **by_name[contender.baseline or ""].options,
-            }
+            given = {"ignore_eos": experiment.ignore_eos, **options_of[contender.baseline or ""]}
             options = CheckedOptions.of(given)  # type: ignore[arg-type]
             prompt = prompts.pop(text.prompt)
             n_most -= 1
-            tokens = writer.read(engine, prompt, prompt.turns)
+            tokens = _read(engine, experiment, prompt, prompt.turns)
             if difference := compare(engine, tokens, other.tokens, text.tokens, options):
                 at, gap, rounding = difference.position, difference.gap, difference.rounding
                 found.append(FirstDifference(contender.name, text.prompt, at, gap, rounding))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, geometric_mean
 from typing import Any
 
-from ggufspec.bench.contenders import DRAFT_ALONE, PLAIN
-from ggufspec.bench.records import BenchResults
+from ggufspec.bench.records import DRAFT_ALONE, PLAIN, BenchResults
 from ggufspec.bench.summary import RankedDraft, Speedup, Summary, ranked_drafts, summarize
 
 NONE = "-"

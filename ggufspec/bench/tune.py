@@ -118,7 +118,8 @@ def tune(
         timing.FilledContext(target, depth=depth, n_most=n_most + 1, progress=filling)
         attention = Attention(target.options.flash_attention)
         if given.flash_attention is None:
-            attention = known_attention(target.model, draft and draft.model, target.options)
+            of_draft = draft.model if draft else None
+            attention = known_attention(target.model, of_draft, target.options)
         if attention.setting != target.options.flash_attention:
             n_ctx = min(depth + n_most + 1, target.n_ctx)
             changed = {"flash_attention": attention.setting, "n_ctx": n_ctx}
@@ -131,10 +132,10 @@ def tune(
             trials.threads("draft", draft, [1], n_threads_default())
         chosen = TunedSettings(
             n_threads=target.n_threads,
-            n_threads_draft=draft and draft.n_threads,
+            n_threads_draft=draft.n_threads if draft else None,
             flash_attention=target.options.flash_attention,
             n_batch=trials.batches("target", target, given.n_batch),
-            n_batch_draft=draft and trials.batches("draft", draft, given.n_batch_draft),
+            n_batch_draft=trials.batches("draft", draft, given.n_batch_draft) if draft else None,
         )
         often = {"depth": depth, "n_repeats": n_runs}
         seconds = timing.time_target(
@@ -158,7 +159,7 @@ def tune(
             trials=tuple(trials.made),
             depth=depth,
             passes=tuple(Pass.of(size, seconds[size]) for size in sizes),
-            step=steps and Pass.of(steps.n_per_step, steps.steps),
+            step=Pass.of(steps.n_per_step, steps.steps) if steps else None,
             reading=Pass.of(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),

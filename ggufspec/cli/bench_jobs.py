@@ -12,12 +12,19 @@ from typing import Any
 import click
 
 from ggufspec.bench.baselines import BASELINES, LLAMA_SERVER, Baseline, open_baselines
-from ggufspec.bench.contenders import baseline_contenders, contenders
+from ggufspec.bench.experiment import (
+    PRESETS,
+    Experiment,
+    Preset,
+    PresetPair,
+    baseline_contenders,
+    contenders,
+    own_prompts,
+    spread,
+)
 from ggufspec.bench.llama_server import LlamaCppProgram
-from ggufspec.bench.presets import PRESETS, Preset, PresetPair
-from ggufspec.bench.prompts import own_prompts, spread
 from ggufspec.bench.records import BenchResults, Contender
-from ggufspec.bench.run import Experiment, PairBenchmark
+from ggufspec.bench.run import PairBenchmark
 from ggufspec.bench.tables import Table, general
 from ggufspec.cli import render
 from ggufspec.cli.names import PairOptions

@@ -16,9 +16,9 @@ from llama_build import Build
 
 from ggufspec.bench import baselines
 from ggufspec.bench.baselines import BASELINES, Baseline, supported
-from ggufspec.bench.contenders import baseline_contenders, contenders
+from ggufspec.bench.experiment import Experiment, baseline_contenders, contenders
 from ggufspec.bench.llama_server import LlamaCppProgram
-from ggufspec.bench.run import Experiment, measure
+from ggufspec.bench.run import measure
 from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.engine import Engine

@@ -10,9 +10,8 @@ import pytest
 import tiny
 
 from ggufspec.bench import run
-from ggufspec.bench.contenders import contenders
+from ggufspec.bench.experiment import Experiment, contenders
 from ggufspec.bench.records import BenchResults, Contender, Measurement, TextKey
-from ggufspec.bench.run import Experiment
 from ggufspec.common.prompts import Prompt
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ggufspec.bench.contenders import rotated
+from ggufspec.bench.experiment import rotated
 from tests.benchmarks import dialects
 from tests.benchmarks.dialects import Dialect, Session
 from tests.benchmarks.servers import OURS, data_lines, free_port, running

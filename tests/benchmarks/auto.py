@@ -29,9 +29,8 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import ggufspec
-from ggufspec.bench.contenders import rotated
+from ggufspec.bench.experiment import KINDS, rotated
 from ggufspec.bench.llama_server import LlamaCppProgram
-from ggufspec.bench.prompts import KINDS
 from ggufspec.drafting import profile_store
 from ggufspec.engine.load import load
 from ggufspec.errors import GgufspecError, PromptError

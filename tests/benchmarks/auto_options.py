@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from ggufspec.bench.prompts import KINDS
+from ggufspec.bench.experiment import KINDS
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.models.header import read_header

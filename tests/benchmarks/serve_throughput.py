@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ggufspec.bench.contenders import rotated
+from ggufspec.bench.experiment import rotated
 from ggufspec.common import defaults
 from ggufspec.common.prompts import TEXTS, parse_prompts
 from tests.benchmarks.servers import OURS, data_lines, free_port, running

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
-from ggufspec.bench.contenders import rotated
-from ggufspec.bench.prompts import KINDS
+from ggufspec.bench.experiment import KINDS, rotated
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.engine.options import GenerateOptions

@@ -17,7 +17,7 @@ import pytest
 from cli.conftest import MAIN
 from patience import PATIENCE, comes_true
 
-from ggufspec.bench import presets, run
+from ggufspec.bench import experiment, run
 from ggufspec.cli import bench as cli_bench
 from ggufspec.cli import progress
 from ggufspec.errors import GgufspecError
@@ -274,13 +274,13 @@ def test_two_benchmarks_compared(bench: Command, command: Command, tmp_path: Pat
 
 
 def test_the_command_knows_every_preset() -> None:
-    assert list(cli_bench.PRESETS) == list(presets.PRESETS)
+    assert list(cli_bench.PRESETS) == list(experiment.PRESETS)
 
 
 def test_presets_name_registered_models() -> None:
     registry = load_registry()
-    for name in presets.PRESETS:
-        for pair in presets.PRESETS[name].pairs:
+    for name in experiment.PRESETS:
+        for pair in experiment.PRESETS[name].pairs:
             assert registry.get(pair.target), pair.target
             assert registry.get(pair.draft), pair.draft
 
@@ -559,7 +559,7 @@ def test_a_preset_has_fewer_prompts_of_its_own(bench: Command, tmp_path: Path) -
     asked = json.loads(path.read_text())["settings"]["prompts"]
     assert asked == [
         [each.name, list(each.turns)]
-        for each in presets.PRESETS["llama-ssp"].experiment.prompts[:2]
+        for each in experiment.PRESETS["llama-ssp"].experiment.prompts[:2]
     ]
 
 
