@@ -10,15 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from ggufspec.audit import statistics
-from ggufspec.audit.distributions import (
-    Distribution,
-    draft_ratio,
-    likeliest,
-    quantile,
-    rule_error,
-    to_distributions,
-    total_variation,
-)
 from ggufspec.audit.report import (
     AuditOptions,
     AuditReport,
@@ -28,10 +19,20 @@ from ggufspec.audit.report import (
     RuleDistributions,
     Sequences,
 )
-from ggufspec.audit.statistics import Floats, Test
+from ggufspec.audit.statistics import (
+    Distribution,
+    Floats,
+    Test,
+    draft_ratio,
+    likeliest,
+    quantile,
+    rule_error,
+    to_distributions,
+    total_variation,
+)
 from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
-from ggufspec.common.toml import read_toml
+from ggufspec.common.reading import read_toml
 from ggufspec.decoding import verify as rules
 from ggufspec.engine import greedy, scoring
 from ggufspec.engine.engine import Engine

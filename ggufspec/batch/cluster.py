@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ggufspec import __version__
-from ggufspec.batch.process import LocalProcess, StartWorker, WorkerEvent, last_line
+from ggufspec.batch.run import LocalProcess, StartWorker, WorkerEvent, last_line
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import ClusterError, OptionError
 from ggufspec.models.head_facts import MTP

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ggufspec.batch.process import prompt_seed, timeout_error
+from ggufspec.batch.run import prompt_seed, timeout_error
 from ggufspec.common.files import write_all
 from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import COUNTS, Stats

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ggufspec.bench import llama_server
 from ggufspec.bench.llama_server import LlamaCppProgram
-from ggufspec.common.sigterm import exit_on_sigterm
+from ggufspec.common.child import exit_on_sigterm
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError

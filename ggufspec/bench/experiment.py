@@ -14,7 +14,7 @@ from ggufspec.bench.records import DRAFT_ALONE, PLAIN, BenchResults, Contender, 
 from ggufspec.bench.tables import Table
 from ggufspec.common import defaults
 from ggufspec.common.prompts import Prompt
-from ggufspec.common.toml import read_toml
+from ggufspec.common.reading import read_toml
 
 Item = TypeVar("Item")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from ggufspec.bench.records import BenchResults, Contender, Measurement, sum_by_position
+from ggufspec.bench.records import BenchResults, Contender, Measurement, by_position
 from ggufspec.bench.summary import Speedup, Summary, ratio_of, summarize
 
 AUTO = "auto"
@@ -206,8 +206,7 @@ def _ratio(row: Summary) -> float:
 
 def _shares(texts: Sequence[Measurement]) -> list[float]:
     """Accepted / drafted tokens by position, for positions with enough drafts."""
-    drafted = sum_by_position([text.drafted_by_position for text in texts])
-    accepted = sum_by_position([text.accepted_by_position for text in texts])
+    drafted, accepted = by_position(texts)
     enough = min(_MIN_SAMPLES, max(drafted))
     return [a / d for a, d in zip(accepted, drafted, strict=True) if d and d >= enough]
 

@@ -161,6 +161,9 @@ class FirstDifference:
         return self.rounding is not None and self.margin <= self.rounding
 
 
+_RECORDS = (Contender, Measurement, FirstDifference, RoundTiming)  # they occur in lists
+
+
 @dataclass
 class BenchResults:
     """A whole benchmark. `machine`, `versions`, `models` and `settings` are plain JSON."""
@@ -214,15 +217,7 @@ class BenchResults:
                 f"{where} has no results of ggufspec bench ({actual}, not {FORMAT!r}); {_REMEDY}"
             )
         try:
-            parts = {
-                "contenders": [_record(Contender, each) for each in document["contenders"]],
-                "measurements": [
-                    _record(Measurement, {**each, "rounds": list(map(_round, each["rounds"]))})
-                    for each in document["measurements"]
-                ],
-                "divergences": [_record(FirstDifference, each) for each in document["divergences"]],
-            }
-            found = _record(BenchResults, {**document, **parts})
+            found = _record(BenchResults, document)
             for each in found.contenders:
                 _check(float, "temperature", each.temperature)
             for text in found.measurements:
@@ -236,9 +231,11 @@ class BenchResults:
             ) from error
 
 
-def sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
-    """The sums of counts at each position; the lists may have different lengths."""
-    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
+def by_position(texts: Sequence[Measurement]) -> tuple[list[int], list[int]]:
+    """The counts of drafted and of accepted tokens at each position, over all texts."""
+    drafted = zip_longest(*(text.drafted_by_position for text in texts), fillvalue=0)
+    accepted = zip_longest(*(text.accepted_by_position for text in texts), fillvalue=0)
+    return list(map(sum, drafted)), list(map(sum, accepted))
 
 
 def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
@@ -261,21 +258,19 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
 
 
 def _record(kind: type[Record], document: Any) -> Record:
-    """A dataclass from a JSON object that has at least the fields without default."""
-    given = (
-        each.name
-        for each in fields(kind)  # type: ignore[arg-type]
-        if each.name in document or each.default is MISSING
-    )
-    made = kind(**{name: document[name] for name in given})
-    for name, needed in _hints(kind).items():  # type: ignore[arg-type]
-        _check(needed, name, getattr(made, name))
-    return made
-
-
-def _round(entries: list[Any]) -> RoundTiming:
-    names = (each.name for each in fields(RoundTiming))
-    return _record(RoundTiming, dict(zip(names, entries, strict=False)))
+    """A dataclass from a JSON object (a round: from a list) that has the fields without default."""
+    known = fields(kind)  # type: ignore[arg-type]
+    if kind is RoundTiming:
+        document = dict(zip((each.name for each in known), document, strict=False))
+    given = {}
+    for each in sorted(known, key=lambda field: field.name):
+        if each.name in document or each.default is MISSING:
+            value, needed = document[each.name], _hints(kind)[each.name]  # type: ignore[arg-type]
+            if (inner := next(iter(get_args(needed)), None)) in _RECORDS:
+                value = [_record(inner, part) for part in value]
+            _check(needed, each.name, value)
+            given[each.name] = value
+    return kind(**given)
 
 
 def _check(kind: Any, name: str, value: object) -> None:

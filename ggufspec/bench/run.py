@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +11,6 @@ from time import perf_counter
 from typing import Any
 from zlib import crc32
 
-from ggufspec.bench import machine
 from ggufspec.bench.baselines import Baseline
 from ggufspec.bench.experiment import Experiment
 from ggufspec.bench.records import (
@@ -19,7 +20,7 @@ from ggufspec.bench.records import (
     Measurement,
     RoundTiming,
     TextKey,
-    sum_by_position,
+    by_position,
 )
 from ggufspec.common.facts import differences, plain
 from ggufspec.common.prompts import Prompt
@@ -82,7 +83,7 @@ def perform(
             others = [each for each in results.divergences if each.contender not in names]
             results.divergences = others + divergences(engine, experiment, results)
     finally:
-        if (peak := machine.peak_rss()) is not None:
+        if (peak := peak_rss()) is not None:
             results.memory["peak_rss_bytes"] = peak
 
 
@@ -176,7 +177,7 @@ class _Writer:
         self._experiment = experiment
         self._progress: OnTokens = progress or (lambda done, of, label: None)
         self.n_done, self.n_tokens_in_all = 0, 1  # for the progress
-        self._meter = machine.EnergyMeter()
+        self._meter = EnergyMeter()
         self._started_at = perf_counter()
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
@@ -200,6 +201,7 @@ class _Writer:
             self.n_done += self._experiment.n_tokens
         used = self._meter.joules()
         summed = (*COUNTS, "prompt_seconds", "generation_seconds")
+        drafted, accepted = by_position(parts)
         return Measurement(
             contender=contender.name,
             prompt=prompt.name,
@@ -207,8 +209,8 @@ class _Writer:
             category=prompt.category,
             at=at,
             **{name: sum(getattr(part, name) for part in parts) for name in summed},
-            drafted_by_position=sum_by_position([part.drafted_by_position for part in parts]),
-            accepted_by_position=sum_by_position([part.accepted_by_position for part in parts]),
+            drafted_by_position=drafted,
+            accepted_by_position=accepted,
             first_token_seconds=parts[0].first_token_seconds,
             joules=None if joules is None or used is None else used - joules,
             tokens=[token for part in parts for token in part.tokens],
@@ -305,6 +307,58 @@ def divergences(
                 at, gap, rounding = difference.position, difference.gap, difference.rounding
                 found.append(FirstDifference(contender.name, text.prompt, at, gap, rounding))
     return found
+
+
+def describe_machine() -> dict[str, Any]:
+    """The processor, GPUs and operating system, on which measured seconds depend."""
+    return {"platform": platform.platform(), **devices.machine()}
+
+
+def peak_rss() -> int | None:
+    """Peak resident memory of this process so far, in bytes; None on systems without getrusage."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class EnergyMeter:
+    """Sums the energy counters of all processor packages (Linux powercap; no GPUs).
+
+    https://docs.kernel.org/power/powercap/powercap.html
+    """
+
+    def __init__(self, root: Path = Path("/sys/class/powercap")) -> None:
+        # intel-rapl:0 is a package (on AMD processors too); intel-rapl:0:0 is a part of it.
+        self._zones = [
+            zone for zone in sorted(root.glob("intel-rapl:*")) if zone.name.count(":") == 1
+        ]
+        self._before = [_count(zone / "energy_uj") for zone in self._zones]
+        self._ranges = [_count(zone / "max_energy_range_uj") for zone in self._zones]
+        self._used = 0
+
+    def joules(self) -> float | None:
+        """Energy used since this meter was created; None if the counters cannot be read."""
+        now = [_count(zone / "energy_uj") for zone in self._zones]
+        if not now or None in now or None in self._before:
+            return None
+        for new, old, span in zip(now, self._before, self._ranges, strict=True):
+            assert new is not None
+            assert old is not None
+            if new < old and span is None:
+                return None  # the counter wrapped around, and its range is unknown
+            self._used += new - old if new >= old else new - old + (span or 0)
+        self._before = now
+        return self._used * 1e-6
+
+
+def _count(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _conditions(results: BenchResults) -> dict[str, Any]:

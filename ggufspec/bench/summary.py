@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from ggufspec.bench.records import BenchResults, Contender, Measurement, sum_by_position
+from ggufspec.bench.records import BenchResults, Contender, Measurement, by_position
 
 # 97.5 % points of Student's t for 1, 2 ... 30 degrees of freedom.
 _T = (
@@ -217,8 +217,7 @@ def summary_of(
     seconds = [text.seconds for text in texts]
     n_drafted = sum(text.n_drafted for text in texts)
     n_tokens = sum(text.n_generated for text in texts)
-    drafted = sum_by_position([text.drafted_by_position for text in texts])
-    accepted = sum_by_position([text.accepted_by_position for text in texts])
+    drafted, accepted = by_position(texts)
     joules = [text.joules for text in texts if text.joules is not None]
     return Summary(
         contender=contender,

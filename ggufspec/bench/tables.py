@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, geometric_mean
 from typing import Any
@@ -31,52 +31,46 @@ class Table:
 
 
 def overview(results: BenchResults) -> Table:
-    made = summarize(results)
-    has_energy = any(row.joules_per_token is not None for row in made)
-    columns = [
-        *("", "tokens/s", "mean ± std", "min-max", "ms/token", "first token"),
-        *("speed-up", "95 % interval", "accepted", "tokens/round"),
-        *(["joules/token"] if has_energy else []),
-    ]
-    cells = []
-    for row in made:
-        joules = NONE if row.joules_per_token is None else f"{row.joules_per_token:.2f}"
-        cells.append(
-            [
-                row.contender.name,
-                f"{row.median:.2f}",
-                f"{row.mean:.2f} ± {row.std:.2f}" if row.std is not None else f"{row.mean:.2f}",
-                f"{row.low:.2f}-{row.high:.2f}",
-                f"{row.ms_per_token:.1f}",
-                f"{row.first_token_seconds:.2f} s",
-                speedup_cell(row),
-                interval(row.speedup),
-                acceptance_cell(row),
-                f"{row.mean_length:.2f}",
-                *([joules] if has_energy else []),
-            ]
-        )
-    return Table("", columns, cells)
+    rows = []
+    for row in summarize(results):
+        std = f" ± {row.std:.2f}" if row.std is not None else ""
+        cells = {
+            "tokens/s": f"{row.median:.2f}",
+            "mean ± std": f"{row.mean:.2f}{std}",
+            "min-max": f"{row.low:.2f}-{row.high:.2f}",
+            "ms/token": f"{row.ms_per_token:.1f}",
+            "first token": f"{row.first_token_seconds:.2f} s",
+            "speed-up": speedup_cell(row),
+            "95 % interval": interval(row.speedup),
+            "accepted": acceptance_cell(row),
+            "tokens/round": f"{row.mean_length:.2f}",
+        }
+        if row.joules_per_token is not None:
+            cells["joules/token"] = f"{row.joules_per_token:.2f}"
+        rows.append((row.contender.name, cells))
+    return _grid("", "", rows)
 
 
 def ranking(results: BenchResults) -> Table | None:
     """The drafts of several pairs, the fastest first; None for a single pair."""
     if not (made := ranked_drafts(results)):
         return None
-    columns = ["draft", "fastest with", "speed-up", "95 % interval", "accepted", "tokens/round"]
-    cells = [
-        [
-            *(each.draft, each.contender, f"{each.speedup.ratio:.2f}", interval(each.speedup)),
-            *(share_cell(each.accepted), f"{each.tokens_per_round:.2f}"),
-            NONE if each.ms_per_step is None else f"{each.ms_per_step:.2f}",
-        ]
-        for each in made
-    ]
+    rows = []
+    for each in made:
+        cells = {
+            "fastest with": each.contender,
+            "speed-up": f"{each.speedup.ratio:.2f}",
+            "95 % interval": interval(each.speedup),
+            "accepted": share_cell(each.accepted),
+            "tokens/round": f"{each.tokens_per_round:.2f}",
+            "ms/step": NONE if each.ms_per_step is None else f"{each.ms_per_step:.2f}",
+        }
+        rows.append((each.draft, cells))
     notes = [
         _fastest([each for each in made if each.temperature == temperature])
         for temperature in dict.fromkeys(each.temperature for each in made)
     ]
-    return Table("Drafts, the fastest first", [*columns, "ms/step"], cells, notes)
+    return _grid("Drafts, the fastest first", "draft", rows, notes)
 
 
 def _fastest(drafts: Sequence[RankedDraft]) -> str:
@@ -92,13 +86,13 @@ def _fastest(drafts: Sequence[RankedDraft]) -> str:
 
 def positions(results: BenchResults) -> Table | None:
     """Acceptance by position; None if nothing was drafted."""
-    if not (made := [row for row in summarize(results) if row.by_position]):
-        return None
-    n = max(len(row.by_position) for row in made)
-    cells = [[row.contender.name, *(f"{each:.0%}" for each in row.by_position)] for row in made]
-    cells = [row + [""] * (n + 1 - len(row)) for row in cells]
-    columns = ["accepted up to position", *(str(i) for i in range(1, n + 1))]
-    return Table("Acceptance by position, for drafts at least that long", columns, cells)
+    rows = [
+        (row.contender.name, {str(i): f"{share:.0%}" for i, share in enumerate(row.by_position, 1)})
+        for row in summarize(results)
+        if row.by_position
+    ]
+    title = "Acceptance by position, for drafts at least that long"
+    return _grid(title, "accepted up to position", rows, missing="") if rows else None
 
 
 def by_category(results: BenchResults) -> Table | None:
@@ -106,15 +100,15 @@ def by_category(results: BenchResults) -> Table | None:
     names = [name for name in dict.fromkeys(text.category for text in results.measurements) if name]
     if len(names) < 2:
         return None
-    compared = [row.contender.name for row in summarize(results) if row.speedup]
     found = {name: {row.contender.name: row for row in summarize(results, name)} for name in names}
-    cells = []
-    for contender in compared:
-        rows = [found[name].get(contender) for name in names]
-        ratios = [row.speedup.ratio for row in rows if row and row.speedup]
-        mean = f"{geometric_mean(ratios):.2f}" if ratios else NONE
-        cells.append([contender, *map(speedup_cell, rows), mean])
-    return Table("Speed-up by category", ["", *names, "geometric mean"], cells)
+    rows = []
+    for contender in (row.contender.name for row in summarize(results) if row.speedup):
+        of_each = {name: found[name].get(contender) for name in names}
+        ratios = [row.speedup.ratio for row in of_each.values() if row and row.speedup]
+        cells = {name: speedup_cell(row) for name, row in of_each.items()}
+        cells["geometric mean"] = f"{geometric_mean(ratios):.2f}" if ratios else NONE
+        rows.append((contender, cells))
+    return _grid("Speed-up by category", "", rows)
 
 
 # Tables in the form of the presets' sources.
@@ -150,24 +144,21 @@ def llama_ssp(results: BenchResults) -> list[Table]:
     """Milliseconds per token: models alone, then pairs."""
     alone: dict[str, str] = {}
     pairs = []
-    lengths: list[str] = []
     for pair, of_pair, facts in _by_pair(results):
-        known = {row.contender.label: row for row in of_pair}
+        known = {row.contender.label: f"{row.ms_per_token:.1f}ms" for row in of_pair}
         for label, whose in ((DRAFT_ALONE, "draft"), (PLAIN, "target")):
             if label in known:
-                alone[str(facts.get(f"{whose}_label", whose))] = _milliseconds(known[label])
+                alone[str(facts.get(f"{whose}_label", whose))] = known[label]
         speculative = [row for row in of_pair if row.contender.baseline is not None]
-        lengths = lengths or [row.contender.label for row in speculative]
-        faster = [speedup_cell(row) for row in speculative]
-        plain = [_milliseconds(known[PLAIN])] if PLAIN in known else ["-"]
-        cells = [_milliseconds(row) for row in speculative]
-        pairs.append([pair or "pair", *plain, *cells, " / ".join(faster)])
-    columns = ["Target / draft", "regular", *lengths, "speed-up"]
-    whole = [row for row in pairs if len(row) == len(columns)]
-    models = [list(each) for each in alone.items()]
+        cells = {row.contender.label: known[row.contender.label] for row in speculative}
+        faster = " / ".join(map(speedup_cell, speculative))
+        pairs.append(
+            (pair or "pair", {"regular": known.get(PLAIN, NONE), **cells, "speed-up": faster})
+        )
+    models = [(name, {"Ms/token": cell}) for name, cell in alone.items()]
     return [
-        Table("Regular sampling", ["Model_type", "Ms/token"], models),
-        Table("Speculative sampling", columns, whole),
+        _grid("Regular sampling", "Model_type", models),
+        _grid("Speculative sampling", "Target / draft", pairs),
     ]
 
 
@@ -208,23 +199,30 @@ def gpt2(results: BenchResults) -> list[Table]:
 def temperatures(results: BenchResults) -> list[Table]:
     """Speed-up and acceptance rate, by rule and temperature."""
     compared = [row for row in summarize(results) if row.speedup]
-    temperatures = list(dict.fromkeys(row.contender.temperature for row in compared))
     made: list[Table] = []
     for title, cell in (("Speed-up", speedup_cell), ("Accepted", acceptance_cell)):
-        lines = []
-        for rule in dict.fromkeys(str(row.contender.options.get("verify")) for row in compared):
-            of_rule = {
-                row.contender.temperature: row
-                for row in compared
-                if row.contender.options.get("verify") == rule
-            }
-            lines.append([rule, *(cell(of_rule.get(each)) for each in temperatures)])
-        columns = ["rule", *(f"T {each:g}" for each in temperatures)]
-        made.append(Table(f"{title} by temperature", columns, lines))
+        rows: dict[str, dict[str, str]] = {}
+        for row in compared:
+            cells = rows.setdefault(str(row.contender.options.get("verify")), {})
+            cells[f"T {row.contender.temperature:g}"] = cell(row)
+        made.append(_grid(f"{title} by temperature", "rule", list(rows.items())))
     return made
 
 
-# Cells, Markdown and CSV.
+# Grids, cells, Markdown and CSV.
+
+
+def _grid(
+    title: str,
+    corner: str,
+    rows: Sequence[tuple[str, Mapping[str, str]]],
+    notes: Sequence[str] = (),
+    missing: str = NONE,
+) -> Table:
+    """A table of (name, cells by column); a row without a column gets `missing` there."""
+    columns = list(dict.fromkeys(column for _, cells in rows for column in cells))
+    body = [[name, *(cells.get(column, missing) for column in columns)] for name, cells in rows]
+    return Table(title, [corner, *columns], body, notes)
 
 
 def interval(speedup: Speedup | None, n_decimals: int = 2) -> str:
@@ -275,10 +273,6 @@ def _by_pair(results: BenchResults) -> list[tuple[str, list[Summary], dict[str, 
         (pair, [row for row in made if row.contender.pair == pair], results.models.get(pair, {}))
         for pair in dict.fromkeys(row.contender.pair for row in made)
     ]
-
-
-def _milliseconds(row: Summary) -> str:
-    return f"{row.ms_per_token:.1f}ms"
 
 
 def _accepted(row: Summary, results: BenchResults) -> str:

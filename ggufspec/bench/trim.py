@@ -13,12 +13,20 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.bench.chances import Chances, by_kind, chances_of, predicted_speedup
 from ggufspec.bench.layer_search import search_layers
-from ggufspec.bench.reference import Reference, ReferenceText, rows_of, text_context
+from ggufspec.bench.reference import (
+    Chances,
+    Reference,
+    ReferenceText,
+    by_kind,
+    chances_of,
+    predicted_speedup,
+    rows_of,
+    text_context,
+)
+from ggufspec.common.child import exit_on_sigterm
 from ggufspec.common.files import temporary_folder
 from ggufspec.common.progress import NamedProgress
-from ggufspec.common.sigterm import exit_on_sigterm
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError, VocabError
 from ggufspec.llama.context import Context

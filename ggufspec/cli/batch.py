@@ -13,9 +13,8 @@ from typing import Any
 import click
 
 from ggufspec.batch.cluster import check, cluster
-from ggufspec.batch.process import LocalProcess, StartWorker
 from ggufspec.batch.results import BatchResults, FileResults, StreamResults
-from ggufspec.batch.run import Batch, BatchEvent, BatchPlan
+from ggufspec.batch.run import Batch, BatchEvent, BatchPlan, LocalProcess, StartWorker
 from ggufspec.cli import options as shared
 from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import ERROR, INTERRUPTED

@@ -271,14 +271,13 @@ def _results_of(
     jobs: list[PairBenchmark], settings: dict[str, Any], path: Path | None, *, resume: bool
 ) -> BenchResults:
     """New results, or with --resume the file's. Raises OptionError before models are loaded."""
-    from ggufspec.bench import machine
     from ggufspec.bench.records import BenchResults, read_results
-    from ggufspec.bench.run import check_resumed
+    from ggufspec.bench.run import check_resumed, describe_machine
 
     results = BenchResults(
         settings=settings,
         contenders=[contender for job in jobs for contender in job.experiment.contenders],
-        machine=machine.describe(),
+        machine=describe_machine(),
         versions=dict(render.versions()),
     )
     if path is None:

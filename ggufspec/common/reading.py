@@ -1,4 +1,4 @@
-"""Reads files that a user names; error messages say which file."""
+"""Reads files that a user names, with errors that say which file; and TOML."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import contextlib
 import os
 import select
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ggufspec.errors import GgufspecError, PromptError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 MOST_BYTES = 2**30  # largest file that is read: an endless one must be refused
+TOMLDecodeError = tomllib.TOMLDecodeError
+parse_toml: Callable[[str], dict[str, Any]] = tomllib.loads
 PIPE_SECONDS = 5.0  # time to wait for a program to write to a named pipe
 
 
@@ -38,6 +46,11 @@ def read_file(path: Path, what: str, failure: type[GgufspecError]) -> bytes:
     except OSError as error:
         raise failure(f"{what} {path} cannot be read: {error.strerror or error}") from error
     return bytes(data)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The parsed content of a TOML file of this package."""
+    return parse_toml(path.read_text(encoding="utf-8"))
 
 
 def read_prompt_file(path: Path) -> bytes:

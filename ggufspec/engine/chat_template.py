@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from ggufspec.common.limited_process import LimitedProcess, LimitExceededError
+from ggufspec.common.child import LimitedProcess, LimitExceededError
 from ggufspec.common.terminal import visible
 from ggufspec.engine.message_forms import LimitError, Message, MessageForms
 from ggufspec.errors import OptionError, PromptError

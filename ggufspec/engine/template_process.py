@@ -15,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
-from ggufspec.common.limited_process import answer_requests
+from ggufspec.common.child import answer_requests
 
 _MAX_MEMORY = 2**29
 _N_CHARS_MIN = 2**20  # of the text that is allowed; a longer request allows more

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ggufspec.common.toml import read_toml
+from ggufspec.common.reading import read_toml
 from ggufspec.errors import ModelError, VocabError
 from ggufspec.models.header import Header, open_gguf
 from ggufspec.models.vocabulary_overlap import has_same_tokens

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ggufspec.common.files import default_cache_dir, platform_folder
-from ggufspec.common.toml import TOMLDecodeError, parse_toml
+from ggufspec.common.reading import TOMLDecodeError, parse_toml
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.quants import did_you_mean
 from ggufspec.models.trim_facts import numbers_of

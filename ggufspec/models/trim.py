@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.common.files import fingerprint_of
-from ggufspec.common.toml import read_toml
+from ggufspec.common.reading import read_toml
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.gguf_file import Chunk, Encoded, GgufFile, Tensor
 from ggufspec.models.header import Header, layer_of

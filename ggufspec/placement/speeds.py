@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from ggufspec.common.toml import read_toml
+from ggufspec.common.reading import read_toml
 from ggufspec.models.shape import ModelShape
 
 # Share of a GPU's nominal bandwidth that small batches of quantized weights reach, and least

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic_core import PydanticCustomError
 
-from ggufspec.common.toml import read_toml
+from ggufspec.common.reading import read_toml
 
 T = TypeVar("T")
 _TABLES = read_toml(Path(__file__).with_suffix(".toml"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
-from ggufspec.common.limited_process import LimitedProcess, LimitExceededError
+from ggufspec.common.child import LimitedProcess, LimitExceededError
 from ggufspec.errors import OptionError
 
 TOO_DEEP = "the JSON schema is nested too deeply; make it flatter"

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
 
-from ggufspec.common.limited_process import answer_requests
+from ggufspec.common.child import answer_requests
 from ggufspec.errors import OptionError
 from ggufspec.structured.gbnf import lark_of_gbnf
 from ggufspec.structured.json_schema import lark_of_schema

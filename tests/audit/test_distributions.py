@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from audit.conftest import lossy, of_siblings
 
-from ggufspec.audit.distributions import (
+from ggufspec.audit.statistics import (
     draft_ratio,
     likeliest,
     quantile,

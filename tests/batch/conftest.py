@@ -12,9 +12,15 @@ from typing import Any
 import pytest
 import tiny
 
-from ggufspec.batch.process import LocalProcess
 from ggufspec.batch.results import FileResults
-from ggufspec.batch.run import GRACE_SECONDS, Batch, BatchEvent, BatchPlan, StartWorker
+from ggufspec.batch.run import (
+    GRACE_SECONDS,
+    Batch,
+    BatchEvent,
+    BatchPlan,
+    LocalProcess,
+    StartWorker,
+)
 from ggufspec.common.prompts import Prompt
 
 SETTINGS = {"max_tokens": 24, "n_draft": 2, "drafter": None, "temperature": 0.8}

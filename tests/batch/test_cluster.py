@@ -21,8 +21,7 @@ from patience import PATIENCE, comes_true, is_alive
 
 from ggufspec.batch import cluster as cluster_module
 from ggufspec.batch.cluster import RemoteProcess, check, cluster, threads_each
-from ggufspec.batch.process import WorkerEvent
-from ggufspec.batch.run import BatchEvent, StartWorker
+from ggufspec.batch.run import BatchEvent, StartWorker, WorkerEvent
 from ggufspec.errors import ClusterError, ModelError, OptionError
 
 N_CPUS = 2

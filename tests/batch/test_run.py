@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from batch.conftest import BatchSetup, killing, texts, together
 
-from ggufspec.batch.process import WorkerEvent, prompt_seed
-from ggufspec.batch.run import BatchEvent
+from ggufspec.batch.run import BatchEvent, WorkerEvent, prompt_seed
 from ggufspec.common.prompts import Prompt
 from ggufspec.engine.load import load
 from ggufspec.errors import ModelError, OptionError

@@ -10,7 +10,7 @@ import pytest
 
 import ggufspec
 from ggufspec.bench.experiment import contenders, own_prompts
-from ggufspec.bench.machine import EnergyMeter
+from ggufspec.bench.run import EnergyMeter
 
 # Contenders
 
@@ -92,11 +92,11 @@ import sys
 import ggufspec.common.files  # checks the platform before it imports fcntl
 for name in ("resource", "fcntl", "termios", "pwd", "grp"):
     sys.modules[name] = None  # an import raises ImportError, as on Windows
-from ggufspec.bench import experiment, llama_server, machine, plot, run, tune
+from ggufspec.bench import experiment, llama_server, plot, run, tune
 from ggufspec.cli import bench, bench_jobs, race_record, race_view
 from ggufspec.cli import tune as tune_command
-assert machine.peak_rss() is None
-assert machine.describe()["cpu"]
+assert run.peak_rss() is None
+assert run.describe_machine()["cpu"]
 """
 
 

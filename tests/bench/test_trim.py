@@ -13,9 +13,15 @@ import tiny
 
 import ggufspec
 from ggufspec.bench import reference, trim
-from ggufspec.bench.chances import chances_of, mean_length, predicted_speedup
 from ggufspec.bench.layer_search import search_layers
-from ggufspec.bench.reference import Excerpt, Reference, ReferenceText
+from ggufspec.bench.reference import (
+    Excerpt,
+    Reference,
+    ReferenceText,
+    chances_of,
+    mean_length,
+    predicted_speedup,
+)
 from ggufspec.errors import ModelError, OptionError, VocabError
 from ggufspec.models.header import read_header
 from ggufspec.standin.embedded import embedded_draft, embedded_target

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from ggufspec.bench.machine import peak_rss
+from ggufspec.bench.run import peak_rss
 from ggufspec.engine.load import load
 
 _MIB = 2**20

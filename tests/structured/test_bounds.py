@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE, child_seconds
 
-from ggufspec.common.limited_process import LimitedProcess, LimitExceededError
+from ggufspec.common.child import LimitedProcess, LimitExceededError
 from ggufspec.errors import DecodeError, GgufspecError, OptionError
 from ggufspec.structured import grammar
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
@@ -256,7 +256,7 @@ def test_a_constraint_with_a_crash_in_native_code_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "crashing.py").write_text(
-        "import os; from ggufspec.common import limited_process as child\n"
+        "import os; from ggufspec.common import child\n"
         "def main(): child.answer_requests(lambda asked: asked or os.abort(), n_bytes_max=2**30)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jsonschema
 import pytest
 
-from ggufspec.common.limited_process import LimitedProcess
+from ggufspec.common.child import LimitedProcess
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable

@@ -13,11 +13,11 @@ from threading import Barrier
 
 import pytest
 
-from ggufspec.common.limited_process import LimitedProcess
+from ggufspec.common.child import LimitedProcess
 from ggufspec.errors import GgufspecError
 
 ECHO = """
-from ggufspec.common.limited_process import answer_requests
+from ggufspec.common.child import answer_requests
 def main(): answer_requests(lambda asked: asked, n_bytes_max=2**30)
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ggufspec.batch.process import prompt_seed
+from ggufspec.batch.run import prompt_seed
 
 
 def test_each_text_has_its_own_seed() -> None:
