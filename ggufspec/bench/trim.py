@@ -26,7 +26,7 @@ from ggufspec.bench.reference import (
 )
 from ggufspec.common.child import exit_on_sigterm
 from ggufspec.common.files import temporary_folder
-from ggufspec.common.progress import NamedProgress
+from ggufspec.common.progress import NamedProgress, Progress
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError, VocabError
 from ggufspec.llama.context import Context
@@ -130,16 +130,12 @@ def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
             "of the draft itself"
         )
     if wanted.n_tokens is not None:
-        n_least = len(required_tokens(source))
-        if isinstance(wanted.n_tokens, int) and wanted.n_tokens < n_least:
+        n, n_least = wanted.n_tokens, len(required_tokens(source))
+        if isinstance(n, int) and not n_least <= n <= source.n_vocab:
             raise OptionError(
-                f"{source.name} cannot be trimmed to {wanted.n_tokens:,} tokens: {n_least:,} are "
-                f"always kept (single bytes, control tokens). Keep {n_least:,} or more (--vocab)"
-            )
-        if isinstance(wanted.n_tokens, int) and wanted.n_tokens > source.n_vocab:
-            raise OptionError(
-                f"{source.name} has {source.n_vocab:,} tokens: {wanted.n_tokens:,} cannot be kept; "
-                "keep fewer, or all (--vocab)"
+                f"{source.name} cannot be trimmed to {n:,} tokens: it has {source.n_vocab:,}, and "
+                f"{n_least:,} are always kept (single bytes, control tokens); keep "
+                f"{'more' if n < n_least else 'fewer'}, or all (--vocab)"
             )
     if isinstance(wanted.layers, int) and not 2 <= wanted.layers <= source.n_layers:
         raise OptionError(
@@ -174,14 +170,13 @@ def trim(
         trimmer.measure(trimmer.vocabulary_cuts, is_asked=wanted.n_tokens != "auto")
         trimmer.measure(trimmer.layer_cuts(wanted.layers), is_asked=wanted.layers != "auto")
         if wanted.type is not None:
-            cut = replace(
-                trimmer.best.cut, type=_AUTO_TYPE if wanted.type == "auto" else wanted.type
-            )
-            trimmer.measure([cut], is_asked=wanted.type != "auto")
+            type_ = _AUTO_TYPE if wanted.type == "auto" else wanted.type
+            trimmer.measure([replace(trimmer.best.cut, type=type_)], is_asked=wanted.type != "auto")
         n_counted = sum(len(text.best) for text in trimmer.texts)
         result = TrimResult(tuple(trimmer.results), trimmer.best, n_counted)
         if path is not None and result.is_cut:
-            trimmer.write(result.chosen.cut, path, force=force)
+            writing = partial(tell, "Writing the draft")
+            trimmer.write(result.chosen.cut, path, force=force, progress=writing)
     return result
 
 
@@ -247,16 +242,10 @@ class _Trimmer:
             return []
         if isinstance(wanted, tuple):
             return [replace(cut, layers=wanted)] if len(wanted) < n_layers else []
-        left_out = self._layers_to_leave_out(n_layers - wanted if isinstance(wanted, int) else None)
-        return [
-            replace(cut, layers=tuple(i for i in cut.layers if i not in each)) for each in left_out
-        ]
-
-    def _layers_to_leave_out(self, n_wanted: int | None) -> list[frozenset[int]]:
         best, skip = self.best, LayerSkip()
         n_bytes = [layer.n_active_bytes for layer in shape_of(self._source).layers]
         texts = [text for text in self._reference.texts if text.excerpt.half == 0]
-        sizes = [best.cut.n_tokens or self._n_vocab]
+        sizes = [cut.n_tokens or self._n_vocab]
         with closing(text_context(self._like.model, self._like, skip)) as context:
 
             def score(left_out: frozenset[int]) -> float:
@@ -267,17 +256,20 @@ class _Trimmer:
 
             started = perf_counter()
             score(frozenset())
-            seconds = (perf_counter() - started) * len(n_bytes)
+            seconds = (perf_counter() - started) * n_layers
             # The kinds of text alternate, so the first `n_kinds` texts have all of them.
             n_kinds = len({text.excerpt.kind for text in texts})
             texts = texts[: max(int(len(texts) * SEARCH_SECONDS / 2 / seconds), n_kinds)]
-            return search_layers(
+            left_out = search_layers(
                 score,
-                len(n_bytes),
-                n_wanted=n_wanted,
+                n_layers,
+                n_wanted=n_layers - wanted if isinstance(wanted, int) else None,
                 seconds=SEARCH_SECONDS,
                 progress=partial(self._tell, "Choosing layers"),
             )
+        return [
+            replace(cut, layers=tuple(i for i in cut.layers if i not in each)) for each in left_out
+        ]
 
     # Measuring.
 
@@ -360,7 +352,9 @@ class _Trimmer:
             yield model
         path.unlink()
 
-    def write(self, cut: DraftCut, path: Path, *, force: bool = False) -> None:
+    def write(
+        self, cut: DraftCut, path: Path, *, force: bool = False, progress: Progress | None = None
+    ) -> None:
         """Write the file of a cut; on failure no file is left."""
         tokens = self._orders[2][: cut.n_tokens].tolist() if cut.n_tokens else None
         layers = cut.layers if len(cut.layers) < self._source.n_layers else None
@@ -369,10 +363,7 @@ class _Trimmer:
             plain = self._source.paths[0]
         else:
             made = trimmed(self._source, tokens=tokens, layers=layers)
-            tell = (
-                None if plain.parent == self._folder else partial(self._tell, "Writing the draft")
-            )
-            write(made, plain, force=force or plain != path, progress=tell)
+            write(made, plain, force=force or plain != path, progress=progress)
         if cut.type is not None:
             output_type = cut.type if cut.type.upper() in TYPES else None
             requantize(plain, path, cut.type, output_type=output_type, force=force)
