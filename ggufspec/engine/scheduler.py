@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from threading import Event, Lock
 from time import perf_counter, sleep
 from weakref import WeakKeyDictionary
 
@@ -17,8 +18,10 @@ from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import PreparedScore
 
-_MOST_WAITED = 0.8  # maximum seconds of a pass with a prompt's piece, beside other texts
-_MOST_ALONE = 1.0  # the same without other texts; a new text or Ctrl-C waits that long
+_MOST_WAITED = 0.4  # maximum seconds of a pass with a prompt's piece, beside other texts
+# The same without other texts: Ctrl-C waits that long, and if there are several slots, a new text.
+_MOST_ALONE, _MOST_BEFORE_NEW = 1.0, 0.5
+_FIRST_PIECE = 128  # tokens of a lone prompt's first piece then; as fast per token as 512 on CPUs
 # Minimum tokens of a piece. Smaller passes cost more per token: Qwen 1.5B Q4_0 takes 13 ms per
 # token in passes of 16, 11 ms in passes of 32. With flash attention on CPUs the minimum is 64:
 # after 4,096 tokens, SmolLM2 takes 14 ms per token in passes of 16 or 32, and 6 ms from 64 on
@@ -28,10 +31,9 @@ _N_SAME = 16  # after this many passes of equal sizes, decide again whether to s
 # A thread that has taken a chunk usually asks for the next one at once. Until then its text may be
 # advanced in this many passes of others, and its slot is kept for this many seconds.
 _MOST_AHEAD, _SECONDS_AWAY = 2, 0.1
-_SECONDS_BETWEEN = 0.002  # until a thread without a slot tries again
-# A thread that has computed a pass for others sleeps until they have taken their chunks, at most
-# this many seconds: else it would take the lock again before they wake.
-_SECONDS_GIVEN, _SECONDS_ASLEEP = 0.005, 0.0001
+# A waiting thread looks again after this many seconds, and one without a slot, when no text can be
+# advanced: usually it is woken before.
+_SECONDS_ASLEEP, _SECONDS_BETWEEN = 0.05, 0.002
 # A prompt that is k tokens shorter goes first if it arrives less than k times this many seconds
 # later. A large model on a CPU takes about this long for a token.
 _SECONDS_OVERTAKEN = 0.03
@@ -47,6 +49,7 @@ class _Wanted:
     is_waiting: bool = True
     n_ahead: int = 0  # passes that advanced it since `asked_at`
     asked_at: float = field(default_factory=perf_counter)
+    woken: Event = field(default_factory=Event)
 
 
 class Scheduler:
@@ -60,11 +63,16 @@ class Scheduler:
         self._pair = pair
         # Weak: a generation that is dropped without `close` does not keep its slot.
         self._wanted: WeakKeyDictionary[Generation, _Wanted] = WeakKeyDictionary()
+        self._guard = Lock()  # of `_wanted`, which waiting threads change without the pair's lock
         self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
+        self._is_computing = False  # a pass; stays true after Ctrl-C, so look at the lock, too
         has_flash = pair.target.options.flash_attention != "off"
         self._n_least = _LEAST_PIECE_FLASH if has_flash else _LEAST_PIECE
         # Maximum prompt tokens of a pass, beside other texts and alone.
         self._n_piece, self._n_alone = self._n_least, pair.target.n_batch
+        self._most_alone = _MOST_ALONE
+        if pair.n_slots > 1:
+            self._n_alone, self._most_alone = min(_FIRST_PIECE, self._n_alone), _MOST_BEFORE_NEW
         # The last decision: whether one pass over parts of these sizes is faster.
         self._sizes: Sequence[int] = ()
         self._was_faster, self._n_same = False, 0
@@ -75,7 +83,8 @@ class Scheduler:
         Adds chunks to the generations. Returns the failed ones with their errors.
         """
         with self._pair.lock.held():
-            self._advance(generations)
+            self._advance([*generations, *self._others(generations)])
+        self._wake(1)
         failed = [each for each in generations if each in self._failed] if self._failed else []
         return [(each, self._failed.pop(each)) for each in failed]
 
@@ -91,31 +100,57 @@ class Scheduler:
             raise error
 
     def _wait_for(self, generation: Generation) -> None:
-        wanted = self._wanted[generation] = _Wanted()
+        with self._guard:
+            wanted = self._wanted.setdefault(generation, _Wanted())
+        wanted.is_waiting, wanted.n_ahead, wanted.asked_at = True, 0, perf_counter()
+        lock, has_computed = self._pair.lock.held(), False
         try:
-            with self._pair.lock.held():
-                others = self._others(generation)
-                is_needed = not (generation.chunks or generation.is_over)
-                has_computed = not is_needed or self._advance([generation, *others])
-            until = perf_counter() + _SECONDS_GIVEN
-            while self._are_waiting(others) and perf_counter() < until:
-                sleep(_SECONDS_ASLEEP)
-            if not has_computed:
-                sleep(_SECONDS_BETWEEN)
+            while not self._has_news(generation):
+                wanted.woken.clear()
+                if self._is_computing and lock.locked():  # that thread wakes this one afterwards
+                    wanted.woken.wait(_SECONDS_ASLEEP)
+                    continue
+                with lock:
+                    if self._has_news(generation):
+                        break
+                    has_computed = self._advance([generation, *self._others([generation])])
+                self._wake(1)
+                if not has_computed:
+                    wanted.woken.wait(_SECONDS_BETWEEN)
         finally:
             wanted.is_waiting, wanted.asked_at = False, perf_counter()
+            if has_computed:
+                self._wake(0)
 
-    def _are_waiting(self, others: Sequence[Generation]) -> bool:
-        """Whether threads wait for generations that have chunks by now."""
-        with_chunks = [self._wanted.get(each) for each in others if each.chunks]
-        return len([1 for each in with_chunks if each is not None and each.is_waiting]) > 0
+    def _has_news(self, generation: Generation) -> bool:
+        return bool(generation.chunks) or generation.is_over or generation in self._failed
 
-    def _others(self, mine: Generation) -> list[Generation]:
+    def _wake(self, n_computing: int) -> None:
+        """Wake threads whose texts have chunks, and if none is computing, one to do so."""
+        listed = self._listed()
+        for generation, wanted in listed:
+            if not wanted.is_waiting:
+                continue
+            if (has_news := self._has_news(generation)) or not n_computing:
+                wanted.woken.set()
+                n_computing += not has_news
+        if len(listed) > 1:
+            sleep(
+                0
+            )  # lets a thread that waits for the lock have it, such as one that closes a text
+
+    def _listed(self) -> list[tuple[Generation, _Wanted]]:
+        with self._guard:
+            return list(self._wanted.items())
+
+    def _others(self, mine: Sequence[Generation]) -> list[Generation]:
+        """What other threads wait for, or have asked for just before."""
         found: list[Generation] = []
-        for generation, wanted in list(self._wanted.items()) if len(self._wanted) > 1 else ():
+        for generation, wanted in self._listed():
             if generation.is_over:
-                del self._wanted[generation]
-            elif generation is not mine:
+                with self._guard:
+                    del self._wanted[generation]
+            elif generation not in mine:
                 wanted.n_ahead += not wanted.is_waiting
                 if wanted.n_ahead <= _MOST_AHEAD:
                     found.append(generation)
@@ -123,12 +158,14 @@ class Scheduler:
 
     def _advance(self, generations: Sequence[Generation]) -> bool:
         """Advance what can be advanced; false if all generations wait for a slot."""
+        self._is_computing = True
         alive = [each for each in dict.fromkeys(generations) if not each.is_over]
         for generation, scored in self._scored(self._asks(alive)):
             try:
                 generation.answer(scored)
             except Exception as error:  # the other generations go on
                 self._failed[generation] = error
+        self._is_computing = False
         return len([1 for each in alive if each.has_begun]) > 0
 
     def write_all(self, generations: Iterable[Generation]) -> list[Completion]:
@@ -188,7 +225,7 @@ class Scheduler:
     def _is_first(self, alive: Sequence[Generation]) -> bool:
         """Whether no text has a slot, among `alive` and those asked for just before."""
         since = perf_counter() - _SECONDS_AWAY
-        here = [each for each, of in list(self._wanted.items()) if of.asked_at > since]
+        here = [each for each, of in self._listed() if of.asked_at > since]
         return not [each for each in (*alive, *here) if each.has_begun and not each.is_over]
 
     def _scored(self, asks: Asks) -> Iterator[tuple[Generation, Scored]]:
@@ -222,7 +259,7 @@ class Scheduler:
                 if n and len(asks) > 1:
                     self._n_piece = self._resized(self._n_piece, n, seconds, _MOST_WAITED)
                 elif n:
-                    self._n_alone = self._resized(self._n_alone, n, seconds, _MOST_ALONE)
+                    self._n_alone = self._resized(self._n_alone, n, seconds, self._most_alone)
                 yield generation, scored
 
     def _alone(self, generation: Generation, ask: Ask) -> Scored:

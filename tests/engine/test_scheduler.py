@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, pairwise
 from pathlib import Path
+from time import sleep
 from typing import Any, Literal
 
 import pytest
@@ -696,6 +697,45 @@ def test_texts_of_several_threads_share_passes(engine: Engine, passes: list[int]
     assert in_threads(engine, prompts, **options) == alone
     assert sum(passes) / len(passes) > N_SLOTS / 2
     assert not sum(slot.n_users for slot in engine.pair.slots)
+
+
+def test_a_batch_shares_passes_with_the_texts_of_other_threads(
+    engine: Engine, passes: list[int]
+) -> None:
+    options = {**LENGTHS, "max_tokens": 60, "drafter": "none"}
+    alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS[:N_SLOTS]]
+    cheap_together(engine)
+    passes.clear()
+    with ThreadPoolExecutor(N_SLOTS) as threads:
+        texts = threads.map(lambda prompt: engine.generate(prompt, **options), PROMPTS[1:N_SLOTS])
+        (text,) = engine.generate_batch(PROMPTS[:1], **options)
+        assert [text.tokens, *(each.tokens for each in texts)] == alone
+    assert N_SLOTS in passes
+
+
+def test_a_short_text_of_another_thread_does_not_wait_for_a_long_prompt(
+    files: tuple[Path, Path],
+) -> None:
+    begun, ended = threading.Event(), list[str | int]()
+
+    def slow(whose: str, done: int, total: int) -> None:
+        ended.append(done)
+        begun.set()
+        sleep(0.05)  # by then the other thread waits
+
+    def write(engine: Engine, name: str, n_prompt: int, **options: Any) -> None:
+        engine.generate([5] * n_prompt, max_tokens=1, drafter="none", **options)
+        ended.append(name)
+
+    with (
+        ggufspec.load(files[0], n_ctx=512, n_slots=2, n_threads=1, tuned=False) as engine,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        long = threads.submit(write, engine, "long", 500, progress=slow)
+        assert begun.wait(10)
+        threads.submit(write, engine, "short", 2).result(60)
+        long.result(60)
+    assert ended.index("short") < ended.index(499), "the long prompt was not read before"
 
 
 def test_a_stream_that_is_not_read_gets_few_passes_more(engine: Engine) -> None:
