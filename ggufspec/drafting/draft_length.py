@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from itertools import islice
+from typing import NamedTuple
 
 from ggufspec import _native
 from ggufspec.decoding.types import Round
@@ -13,7 +15,6 @@ from ggufspec.drafting import constants
 from ggufspec.drafting.acceptance import Acceptance, BlockBonus, SecondChoice
 from ggufspec.drafting.account import Account
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.fixed_length import Action, FixedLength, PrefixLength, prefix_length
 
 # Indexed by native/draft_length.h's Stop.
 STOP_REASONS = (
@@ -28,23 +29,43 @@ NO_GAIN = "drafting would not be faster"
 NO_BALANCE = "the drafts of this pair have cost more than they saved"
 
 
-class AutoLength:
-    """Chooses the length with the most expected tokens per second; 0 if drafting is not faster.
+class Action(Enum):
+    """What to draft in a round."""
 
-    The target's latest logit gaps show how predictable the text is at present, even while nothing
-    is drafted. What rejected drafts may cost in a text is limited.
+    DRAFT = auto()  # run the draft model
+    SKIP = auto()  # do not run it; drafts that exist already may be used
+    PLAIN = auto()  # draft nothing at all
+
+
+class PrefixLength(NamedTuple):
+    """How many tokens of an existing draft to verify.
+
+    `expected`: expected number of accepted tokens. `beats_model`: after the forced tokens, the
+    existing draft has a higher expected gain than drafting with the draft model.
+    """
+
+    n_draft: int
+    expected: float
+    beats_model: bool
+
+
+class LengthPolicy:
+    """Decides how far to draft in each round of a text.
+
+    With costs, it chooses the length with the most expected tokens per second, 0 if drafting is not
+    faster. The target's latest logit gaps show how predictable the text is at present, even while
+    nothing is drafted. What rejected drafts may cost in a text is limited. Without costs
+    (`is_fixed`), it drafts as many tokens as each round allows; in a tree, the likeliest ones.
 
     A drafter calls `start_round` or `prefix_length`, drafts, and reports the result. For each
     further token of the draft model it calls `rule.should_evaluate` (run the model?) and, with the
     logit gap, `rule.should_draw` (draw from its distribution?).
     """
 
-    steps_are_free = False
-
     def __init__(
         self,
-        costs: CostModel,
-        prior: Acceptance,
+        costs: CostModel | None = None,
+        prior: Acceptance | None = None,
         *,
         memory: float = constants.GREEDY_MEMORY,
         has_model: bool = True,
@@ -53,17 +74,27 @@ class AutoLength:
     ) -> None:
         """`prior`: acceptance that a text starts from; unused without a draft model (`has_model`).
 
+        A fixed length without `prior` learns nothing, which is enough for chains.
         `memory`: number of observations until one has lost most of its weight. `block_bonus`: see
         native/draft_length.h; a value above 0 is learned further. `account`: None: a new one.
         """
+        self.is_fixed = costs is None
+        if costs is None:
+            costs = CostModel(1)
+            costs.is_frozen = True
         self.costs, self.has_model = costs, has_model
-        weight = constants.PRIOR_WEIGHT
+        self._learns = prior is not None
+        prior, weight = prior or Acceptance((0.0, 0.0), (0.0, 0.0)), constants.PRIOR_WEIGHT
         by_draft = _native.AcceptanceModel(*prior.by_draft, weight, memory)
         self.rule = _native.LengthRule(by_draft, block_bonus)
         self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
         self._before = _native.AcceptanceModel(*prior.by_target)
         self.second = SecondChoice(prior.second, memory)
+        # Probability that the draft model's next token is accepted.
+        self.mean_acceptance = constants.FIXED_ACCEPTANCE
         self._n_observed, self._sum_observed = 0, 0.0  # number and sum of observed acceptances
+        # Rounds that used the draft model, and the tokens they accepted; a first round is assumed.
+        self._n_drafts = self._n_accepted = 1
         self._block_bonus = BlockBonus(self.rule)
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
@@ -71,7 +102,6 @@ class AutoLength:
         self._n_since_free = 0  # tokens since n-grams were last drafted
         self._n_sharers = 1
         self._curve: Sequence[float] = ()  # same as the rule's
-        self.mean_acceptance = 0.0  # probability that the draft model's next token is accepted
         self._is_current = False  # whether the rule was updated in this round
         # Facts of the current round.
         self._skipped = ""
@@ -80,13 +110,13 @@ class AutoLength:
 
     @property
     def why(self) -> str:
-        """Why the round's draft was not longer."""
-        return self._skipped or STOP_REASONS[self.rule.stop]
+        """Why the round's draft was not longer; empty if its length is fixed."""
+        return "" if self.is_fixed else self._skipped or STOP_REASONS[self.rule.stop]
 
     @property
     def expected(self) -> float | None:
         """Expected number of accepted tokens; None: unknown."""
-        return self.rule.expected + self._grown[0]
+        return None if self.is_fixed else self.rule.expected + self._grown[0]
 
     @property
     def acceptance(self) -> Acceptance:
@@ -99,6 +129,9 @@ class AutoLength:
 
         `n_unread`: number of tokens that the draft model has not read yet.
         """
+        if self.is_fixed:
+            self.rule.start(n_max)
+            return Action.DRAFT if n_max > 0 else Action.SKIP
         self._n_unread = n_unread
         self._grown = (0.0, 0, 0)
         self._update()
@@ -158,24 +191,32 @@ class AutoLength:
         `probs`: of each token, its acceptance probability if the tokens before it are accepted;
         `forced`: of the forced tokens before it. `is_own`: False for drafts from other texts.
         """
-        self.rule.start(0)
-        self._grown = (0.0, 0, 0)
-        self._skipped = ""
-        self._update()
-        if not (probs or forced) or (not forced and self._should_measure_plain()):
-            return PrefixLength(0, 0.0, beats_model=False)
-        n_affordable = self.account.n_affordable(
-            [*forced, *probs], self._curve, self._plain, is_free=True, is_own=is_own
-        )
-        probs = probs[: max(n_affordable - len(forced), 0)]
-        model_gain = self.rule.gain - self.rule.prefix_length([])[1] if self.has_model else 0.0
-        return prefix_length(self.rule, probs, forced, model_gain)
+        if self.is_fixed:
+            model_gain = self._n_accepted / self._n_drafts
+        else:
+            self.rule.start(0)
+            self._grown = (0.0, 0, 0)
+            self._skipped = ""
+            self._update()
+            if not (probs or forced) or (not forced and self._should_measure_plain()):
+                return PrefixLength(0, 0.0, beats_model=False)
+            n_affordable = self.account.n_affordable(
+                [*forced, *probs], self._curve, self._plain, is_free=True, is_own=is_own
+            )
+            probs = probs[: max(n_affordable - len(forced), 0)]
+            model_gain = self.rule.gain - self.rule.prefix_length([])[1] if self.has_model else 0.0
+        n_draft, gain, expected = self.rule.prefix_length([*forced, *probs])
+        further_gain = gain - self.rule.prefix_length(forced)[1]
+        beats_model = n_draft > len(forced) and further_gain > math.prod(forced) * model_gain
+        return PrefixLength(n_draft, expected, beats_model)
 
     def n_worth(self, values: Sequence[float], n_drafted: int) -> int:
         """How many nodes, of acceptance probabilities `values` (falling), pay for their passes.
 
         It can skip past an expensive batch size to a larger, cheaper one.
         """
+        if self.is_fixed:
+            return min(len(values), self.rule.n_max - n_drafted)
         n_best, best, value = 0, 0.0, 0.0
         for n, each in enumerate(values[: max(self.rule.n_max - n_drafted, 0)], 1):
             value += each
@@ -186,8 +227,8 @@ class AutoLength:
 
     def step_price(self, n_read: float) -> float:
         """Price of a draft step for a branch, in tokens; `n_read`: further tokens to read."""
-        if self.costs.n_per_step > 1:
-            return 0.0  # the block has been computed already
+        if self.is_fixed or self.costs.n_per_step > 1:
+            return 0.0  # costs are not weighed, or the block has been computed already
         return self.rule.rate * (self.costs.step + n_read * self.costs.read)
 
     def observe_growth(self, value: float, n_steps: int, n_read: int) -> None:
@@ -200,6 +241,8 @@ class AutoLength:
 
     def observe_gaps(self, gaps: Iterable[float]) -> None:
         """Learn the target's logit gaps at the tokens that a round has added."""
+        if self.is_fixed:
+            return
         for gap in gaps:
             self._gaps.append(gap)
             if self._skipped == NO_GAIN:  # return to the prior slowly: acceptance may have risen
@@ -214,20 +257,31 @@ class AutoLength:
         token drawn from it is accepted if the tokens before it are, from both models'
         distributions. `target_gaps`: the target's logit gap at the same position.
         """
+        self._n_drafts += 1
+        self._n_accepted += n_accepted
+        if not self._learns:
+            return
         # Only the regression of the bonus needs positions after the first rejected token.
         n_known = None if self._block_bonus.is_learned else n_accepted + 1
         known = list(islice(acceptances, n_known))
         # Learn from probabilities: they vary less than the number of accepted tokens.
         learned = known[: n_accepted + 1]
         self.rule.observe(learned)
-        for gap, acceptance in zip(target_gaps, learned, strict=False):
-            self._by_target.observe(gap, acceptance)
+        self._block_bonus.observe(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
         self._n_observed += len(learned)
         self._sum_observed += sum(learned)
-        self._block_bonus.observe(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
+        if self.is_fixed:
+            weight = constants.FIXED_ACCEPTANCE_WEIGHT
+            total = weight * constants.FIXED_ACCEPTANCE + self._sum_observed
+            self.mean_acceptance = total / (weight + self._n_observed)
+            return
+        for gap, acceptance in zip(target_gaps, learned, strict=False):
+            self._by_target.observe(gap, acceptance)
 
     def observe_round(self, round_: Round) -> None:
         """Learn what a round cost. Called after every round, after any observe_verdict."""
+        if self.is_fixed:
+            return
         self._observe_costs(round_)
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
         n_tokens, lost = len(round_.tokens), 0.0
@@ -322,6 +376,3 @@ class AutoLength:
         gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
         levels = (gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels))
         return [self._by_target.probability(gap) for gap in levels]
-
-
-LengthPolicy = FixedLength | AutoLength  # both have the same methods: AutoLength documents them

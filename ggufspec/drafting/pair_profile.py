@@ -9,8 +9,7 @@ from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.acceptance import Acceptance, Coefficients
 from ggufspec.drafting.account import Account
 from ggufspec.drafting.cost_model import CostModel, Start
-from ggufspec.drafting.draft_length import AutoLength
-from ggufspec.drafting.fixed_length import FixedLength
+from ggufspec.drafting.draft_length import LengthPolicy
 
 _GREEDY = (constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE)
 _SECOND_GREEDY = (constants.SECOND_GREEDY_INTERCEPT, constants.SECOND_GREEDY_SLOPE)
@@ -18,9 +17,13 @@ _SAMPLED = (constants.SAMPLED_INTERCEPT, constants.SAMPLED_SLOPE)
 _SECOND_SAMPLED = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
 
 
-def fixed_length(temperature: float, *, in_blocks: bool = False) -> FixedLength:
+def fixed_length(temperature: float, *, in_blocks: bool = False) -> LengthPolicy:
     """A policy that drafts a fixed number of tokens, also as a tree, from a new pair's priors."""
-    return FixedLength(_new(temperature), _memory(temperature), _bonus(temperature, in_blocks))
+    return LengthPolicy(
+        prior=_new(temperature),
+        memory=_memory(temperature),
+        block_bonus=_bonus(temperature, in_blocks),
+    )
 
 
 class PairProfile:
@@ -75,7 +78,7 @@ class PairProfile:
 
     def policy(
         self, temperature: float, *, repeats: bool, in_blocks: bool, has_model: bool = True
-    ) -> AutoLength:
+    ) -> LengthPolicy:
         """The length policy of one text.
 
         `repeats`: the text has a seed: it starts from the settled costs and learns no costs.
@@ -85,7 +88,7 @@ class PairProfile:
         costs.is_frozen = repeats
         new = _new(temperature)
         known = None if repeats else self._acceptance.get(_key(temperature))
-        return AutoLength(
+        return LengthPolicy(
             costs,
             Acceptance(*map(_faded, known or new, new)),
             memory=_memory(temperature),
@@ -94,8 +97,8 @@ class PairProfile:
             account=Account() if repeats else self.account,
         )
 
-    def keep(self, policy: AutoLength, temperature: float) -> None:
-        """Keep what the policy of an ended text has learned about acceptance."""
+    def keep(self, policy: LengthPolicy, temperature: float) -> None:
+        """Keep what the policy of an ended text has learned about acceptance, if it learns."""
         if policy.has_model and not policy.costs.is_frozen:
             self._acceptance[_key(temperature)] = policy.acceptance
 

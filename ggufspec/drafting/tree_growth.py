@@ -65,7 +65,6 @@ class Growth:
         stop_tokens: Collection[int],
     ) -> None:
         """`rows[i]`: the distribution that node i is drawn from. `uniforms`: one for each node."""
-        assert policy.second is not None
         self._policy = policy
         self._second = policy.second
         self._rows = rows
@@ -96,7 +95,7 @@ class Growth:
         """Whether there is no room for the chain's next token: likelier branches fill it all."""
         policy, rule = self._policy, self._policy.rule
         n_room = rule.n_max - len(self._tokens)
-        n_deep = n_room if policy.steps_are_free else 1  # of a branch, by further draft steps
+        n_deep = n_room if policy.is_fixed else 1  # of a branch, by further draft steps
         if n_room <= 0 or len(self._tokens) * n_deep < n_room:
             return False
         self._open_chain()

@@ -20,8 +20,7 @@ from ggufspec.decoding.rng import by_position, stage_streams, uniform_streams
 from ggufspec.decoding.stats import summarize
 from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
-from ggufspec.drafting.fixed_length import FixedLength
+from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft
@@ -97,8 +96,8 @@ class Generation:
         self._repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
         self._progress = options.progress if progress is None else progress
         in_blocks = rules.known(options.verify) == "traversal"
-        self._policy: LengthPolicy = FixedLength()
-        self._policy_of_draft: LengthPolicy = FixedLength()
+        self._policy = LengthPolicy()
+        self._policy_of_draft = LengthPolicy()
         if options.tree == "on":
             self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
         if options.n_draft == "auto" and drafter_name != "none":
@@ -228,10 +227,8 @@ class Generation:
         self._pair.texts.add_written(self._all_tokens, n_prompt)
         if not self.is_reading:
             self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
-        if isinstance(self._policy, AutoLength):
-            self._pair.profile.keep(self._policy, self._temperature)
-        if isinstance(self._policy_of_draft, AutoLength):
-            self._pair.profile_of_draft.keep(self._policy_of_draft, self._temperature)
+        self._pair.profile.keep(self._policy, self._temperature)
+        self._pair.profile_of_draft.keep(self._policy_of_draft, self._temperature)
 
     def close(self) -> None:
         """End the generation, after any round that another thread is computing.

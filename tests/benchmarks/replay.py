@@ -24,8 +24,7 @@ import numpy as np
 from ggufspec.common.defaults import N_REMEMBERED
 from ggufspec.decoding.types import Round
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AutoLength
-from ggufspec.drafting.fixed_length import Action
+from ggufspec.drafting.draft_length import Action, LengthPolicy
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.drafting.strategies.ngram import NgramIndex, Origin
 from ggufspec.drafting.text_store import TextStore
@@ -149,7 +148,7 @@ class _Writing:
     """One text, written as strategies/auto.py does."""
 
     def __init__(
-        self, text: Text, costs: Costs, rng: random.Random, policy: AutoLength, has_model: bool
+        self, text: Text, costs: Costs, rng: random.Random, policy: LengthPolicy, has_model: bool
     ) -> None:
         self.text, self.costs, self.rng, self.policy = text, costs, rng, policy
         self.has_model = has_model

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import exp, log
 
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AutoLength
+from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.engine.options import GenerateOptions
 from tests.benchmarks.replay import COSTS as MEASURED
@@ -69,7 +69,7 @@ class StatedProfile(PairProfile):
 
     def policy(
         self, temperature: float, *, repeats: bool, in_blocks: bool, has_model: bool = True
-    ) -> AutoLength:
+    ) -> LengthPolicy:
         return super().policy(temperature, repeats=False, in_blocks=in_blocks, has_model=has_model)
 
 

@@ -9,7 +9,7 @@ import pytest
 from ggufspec.drafting import constants
 from ggufspec.drafting.account import Account
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.fixed_length import Action
+from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.pair_profile import PairProfile
 
 CURVE = [1.0, 1.5, 2.0, 2.5]

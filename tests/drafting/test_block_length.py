@@ -15,8 +15,7 @@ from ggufspec.decoding.types import Round
 from ggufspec.drafting import profile_store, strategies
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import STOP_REASONS, AutoLength
-from ggufspec.drafting.fixed_length import Action
+from ggufspec.drafting.draft_length import STOP_REASONS, Action, LengthPolicy
 from ggufspec.drafting.pair_profile import StoredProfile
 
 SURE, LIKELY, UNLIKELY = 6.0, 1.5, 0.0  # gaps that INTERCEPT and SLOPE make 0.99, 0.78, 0.32
@@ -265,11 +264,11 @@ def test_a_profile_keeps_the_size_of_blocks(repeats: bool) -> None:
 # The policy
 
 
-def policy_of(costs: CostModel, intercept: float = INTERCEPT, slope: float = SLOPE) -> AutoLength:
-    return AutoLength(costs, Acceptance((intercept, slope), (intercept, slope)))
+def policy_of(costs: CostModel, intercept: float = INTERCEPT, slope: float = SLOPE) -> LengthPolicy:
+    return LengthPolicy(costs, Acceptance((intercept, slope), (intercept, slope)))
 
 
-def played(policy: AutoLength, gaps: Sequence[float], n_max: int = 8) -> tuple[Action, int]:
+def played(policy: LengthPolicy, gaps: Sequence[float], n_max: int = 8) -> tuple[Action, int]:
     """A round without a session."""
     action = policy.start_round(n_max, 1)
     return action, n_drawn(policy.rule, gaps) if action is Action.DRAFT else 0

@@ -20,8 +20,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.drafting import strategies
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
-from ggufspec.drafting.fixed_length import FixedLength
+from ggufspec.drafting.draft_length import LengthPolicy
 
 N_VOCAB = 60
 N_ROWS = 7  # of a block
@@ -90,14 +89,14 @@ def useless(known: tuple[int, ...], drafted: tuple[int, ...]) -> np.ndarray:
     return np.asarray(hashed_logits(N_VOCAB, 2, 6.0)((*known[-2:], *drafted)[-2:]))
 
 
-def auto(curve: Sequence[float], step: float, temperature: float) -> AutoLength:
+def auto(curve: Sequence[float], step: float, temperature: float) -> LengthPolicy:
     costs = CostModel(len(curve), n_per_step=N_ROWS)
     for _ in range(3):
         for n, seconds in enumerate(curve):
             costs.observe_target(n + 1, seconds)
         costs.observe_draft(1, step)
     costs.is_frozen = True
-    return AutoLength(costs, PRIOR, block_bonus=0.07 if temperature else 0.0)
+    return LengthPolicy(costs, PRIOR, block_bonus=0.07 if temperature else 0.0)
 
 
 def rounds_of(
@@ -147,7 +146,7 @@ def seconds_of(rounds: Sequence[tuple[int, int]], curve: Sequence[float], step: 
 @functools.cache
 def rounds_of_fixed(head: str, n_draft: int, temperature: float) -> list[tuple[int, int]]:
     """The same for all curves."""
-    return rounds_of(HEADS[head], FixedLength(), temperature, n_draft)
+    return rounds_of(HEADS[head], LengthPolicy(), temperature, n_draft)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -19,8 +19,7 @@ from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel, Start
-from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
-from ggufspec.drafting.fixed_length import Action, FixedLength
+from ggufspec.drafting.draft_length import Action, LengthPolicy
 
 N_VOCAB = 60
 N_MOST = 16
@@ -205,14 +204,14 @@ def chosen(
     *,
     prior: Acceptance = PRIOR,
     block_bonus: float = 0.0,
-) -> AutoLength:
+) -> LengthPolicy:
     costs = CostModel(N_MOST + 1)
     for _ in range(3):
         for n, seconds in enumerate(curve):
             costs.observe_target(n + 1, seconds)
         costs.observe_draft(1, step)
     costs.is_frozen = True
-    return AutoLength(costs, prior, block_bonus=block_bonus)
+    return LengthPolicy(costs, prior, block_bonus=block_bonus)
 
 
 def rounds_of(
@@ -246,7 +245,9 @@ def rounds_of(
     return rounds
 
 
-def seconds_of(curve: Sequence[float], step: float, policy: AutoLength, **options: object) -> float:
+def seconds_of(
+    curve: Sequence[float], step: float, policy: LengthPolicy, **options: object
+) -> float:
     """What a text costs by the curve, with all that is asked of the draft."""
     seconds = 0.0
 
@@ -263,7 +264,7 @@ def seconds_of(curve: Sequence[float], step: float, policy: AutoLength, **option
 def lengths_of_fixed(n_draft: int, temperature: float) -> list[int]:
     """The drafted tokens of each round: the same for all curves."""
     rounds = rounds_of(
-        near(1.5), FixedLength(), n_draft=n_draft, temperature=temperature, n_tokens=N_TOKENS
+        near(1.5), LengthPolicy(), n_draft=n_draft, temperature=temperature, n_tokens=N_TOKENS
     )
     return [round_.n_drafted for round_ in rounds]
 
@@ -304,7 +305,7 @@ def test_a_cheap_size_behind_a_dear_one_is_found() -> None:
     """By the passes that are timed when a model is loaded."""
     curve, logits = CURVES["experts"], near(0.05)
     start = Start(curve, 0.03 * curve[0], 0.01 * curve[0], is_measured=True)
-    policy = AutoLength(CostModel(N_MOST + 1, start=start), PRIOR)
+    policy = LengthPolicy(CostModel(N_MOST + 1, start=start), PRIOR)
     lengths: list[int] = []
 
     def observe(round_: Round) -> None:
@@ -421,7 +422,7 @@ def test_prompts_are_read_ahead_where_texts_share_passes_only_if_it_pays(
     for n in range(1, 17):
         costs.observe_target(n, 1.0 + each_further * (n - 1))
     costs.observe_draft(1, 0.05)
-    policy = AutoLength(costs, both(3.0, 0.1))
+    policy = LengthPolicy(costs, both(3.0, 0.1))
     assert policy.reads_ahead(2)
     policy.set_n_sharers(4)
     assert policy.reads_ahead(2) == pays
@@ -469,7 +470,7 @@ def test_a_draft_without_certainty_is_skipped_soon(temperature: float) -> None:
 
 
 def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> None:
-    policy = AutoLength(CostModel(N_MOST + 1), PRIOR)
+    policy = LengthPolicy(CostModel(N_MOST + 1), PRIOR)
     rounds = rounds_of(near(0.0), policy, n_tokens=30, observe=policy.observe_round)
     assert [round_.n_drafted for round_ in rounds[:2]] == [0, 0]
     assert rounds[0].why == "plain decoding is being measured"
@@ -481,7 +482,7 @@ def test_a_device_that_compiles_at_first_drafts_at_once_where_that_pays(
     step: float, drafts: bool
 ) -> None:
     curve = [0.04 + 0.001 * n for n in range(N_MOST + 1)]
-    policy = AutoLength(CostModel(N_MOST + 1, start=Start(curve, 0.002, 0.001)), PRIOR)
+    policy = LengthPolicy(CostModel(N_MOST + 1, start=Start(curve, 0.002, 0.001)), PRIOR)
     seen: set[str] = set()
 
     def compiled(what: str) -> float:
@@ -503,7 +504,7 @@ def test_a_device_that_compiles_at_first_drafts_at_once_where_that_pays(
     assert any(lengths[5:]) == drafts
 
 
-def shared_lengths(policy: AutoLength, n_sharers: int) -> list[int]:
+def shared_lengths(policy: LengthPolicy, n_sharers: int) -> list[int]:
     policy.set_n_sharers(n_sharers)
     return [round_.n_drafted for round_ in rounds_of(near(0.0), policy, n_tokens=200)][4:-1]
 
@@ -523,7 +524,7 @@ def flat_up_to_16() -> CostModel:
 
 
 def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_them() -> None:
-    lengths = {n: shared_lengths(AutoLength(flat_up_to_16(), MEASURED), n) for n in (1, 4, 8)}
+    lengths = {n: shared_lengths(LengthPolicy(flat_up_to_16(), MEASURED), n) for n in (1, 4, 8)}
     assert min(lengths[1]) > 8
     assert set(lengths[4]) <= {2, 3}, "four times four tokens are sixteen"
     assert set(lengths[8]) <= {0, 1}
@@ -534,14 +535,14 @@ def test_other_texts_do_not_change_a_text_with_a_seed() -> None:
     for n_sharers in (1, 8):
         costs = flat_up_to_16()
         costs.is_frozen = True
-        lengths.append(shared_lengths(AutoLength(costs, MEASURED), n_sharers))
+        lengths.append(shared_lengths(LengthPolicy(costs, MEASURED), n_sharers))
     assert lengths[0] == lengths[1]
     assert min(lengths[0]) > 8
 
 
 def test_a_shared_pass_does_not_update_the_cost_of_a_single_text() -> None:
     costs = flat_up_to_16()
-    policy = AutoLength(costs, MEASURED)
+    policy = LengthPolicy(costs, MEASURED)
     before = list(costs.curve)
     policy.observe_round(Round([1], 0, 0, 0.0, 50.0, 0.0, n_sharers=4))
     assert list(costs.curve) == before
@@ -623,7 +624,7 @@ def test_unlikely_forced_text_makes_further_drafting_not_worth_it() -> None:
 def test_a_draft_behind_forced_text_beats_the_model_where_it_would_do_so_alone(
     forced: list[float],
 ) -> None:
-    fixed = FixedLength()
+    fixed = LengthPolicy()
     assert fixed.prefix_length([0.9] * 4, forced).beats_model
     assert not fixed.prefix_length([], forced).beats_model
     assert fixed.prefix_length([], forced).n_draft == len(forced)
@@ -646,7 +647,7 @@ def test_the_block_bonus_is_learned_from_drawn_tokens_alone() -> None:
     for n_forced in (0, 3):
         prior = both(-3.0, 2.0)
         policy = chosen([1.0 + 0.2 * n for n in range(9)], 0.01, prior=prior)
-        policy = AutoLength(policy.costs, prior, block_bonus=0.07)
+        policy = LengthPolicy(policy.costs, prior, block_bonus=0.07)
         assert policy.start_round(8, 1) is Action.DRAFT
         policy.rule.take([0.99] * n_forced)
         draws = [policy.rule.should_evaluate() and policy.rule.should_draw(gap) for gap in (8, 0)]

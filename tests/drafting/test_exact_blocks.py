@@ -25,8 +25,7 @@ from ggufspec.decoding.types import Draft, Drafter, Probs, Uniforms
 from ggufspec.drafting import strategies
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
-from ggufspec.drafting.fixed_length import FixedLength
+from ggufspec.drafting.draft_length import LengthPolicy
 
 N_VOCAB = 3
 N_ROWS = 3  # of a block
@@ -81,18 +80,18 @@ def target_distribution(prompt: Sequence[int], n_tokens: int) -> Distribution:
 PRIOR = Acceptance((-1.5, 4.0), (2.0, 0.5), (0.4, 0.3))
 
 
-def auto(curve: Sequence[float], bonus: float = 0.0) -> AutoLength:
+def auto(curve: Sequence[float], bonus: float = 0.0) -> LengthPolicy:
     costs = CostModel(len(curve), n_per_step=N_ROWS)
     for _ in range(4):
         for n, seconds in enumerate(curve, 1):
             costs.observe_target(n, seconds)
         costs.observe_draft(1, 0.2)
     costs.is_frozen = True
-    return AutoLength(costs, PRIOR, block_bonus=bonus)
+    return LengthPolicy(costs, PRIOR, block_bonus=bonus)
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {
-    "fixed": lambda: FixedLength(PRIOR),
+    "fixed": lambda: LengthPolicy(prior=PRIOR),
     "flat": lambda: auto([1, 1.01, 1.02, 1.03, 1.04]),
     "rising": lambda: auto([1, 1.3, 1.6, 1.9, 2.2], bonus=0.05),
     "stairs": lambda: auto([1, 1.6, 1.7, 1.75, 2.6]),  # two tokens or none

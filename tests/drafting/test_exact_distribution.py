@@ -26,8 +26,6 @@ from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import (
     Acceptance,
-    AutoLength,
-    FixedLength,
     LengthPolicy,
 )
 from ggufspec.drafting.forced_text import ForcedText
@@ -174,7 +172,7 @@ def speculative_distribution(
     case: Case,
     drafter: str,
     rule: str,
-    policy: Callable[[], LengthPolicy] = FixedLength,
+    policy: Callable[[], LengthPolicy] = LengthPolicy,
     *,
     top_k: int = 0,
     changed: Callable[[Verify, ForcedText], Verify] = lambda rule, forced: rule,
@@ -269,7 +267,7 @@ def stage_of(
         materials,
         session=session,
         uniforms=DraftUniforms(choices, case, session, 0.6, 0, scored, logits=BELOW),
-        policy=FixedLength(),
+        policy=LengthPolicy(),
         forced=ForcedText(materials.sampling.constraint),
     )
     return drafters.Stage(below, own, rule, lambda n: [0.5] * n)
@@ -277,7 +275,7 @@ def stage_of(
 
 def by_gaps() -> LengthPolicy:
     """Goes on only where the draft model is sure enough, and has been so far."""
-    policy = FixedLength()
+    policy = LengthPolicy()
     policy.rule = _native.LengthRule(_native.AcceptanceModel(0.8, 1.0))
     policy.rule.update([1.0, 1.2, 1.5, 1.9], 0.01, [0.73, 0.79, 0.86, 0.94])
     return policy
@@ -292,7 +290,7 @@ def by_costs() -> LengthPolicy:
         costs.observe_draft(1, 0.02)
     costs.is_frozen = True
     prior = Acceptance((0.4, 1.0), (0.4, 1.0))
-    return AutoLength(costs, prior, block_bonus=0.05)
+    return LengthPolicy(costs, prior, block_bonus=0.05)
 
 
 @pytest.mark.parametrize("rule", TWINS)
@@ -315,7 +313,7 @@ def test_every_text_has_the_targets_probability(drafter: str, rule: str) -> None
 @pytest.mark.parametrize("rule", TWINS)
 @pytest.mark.parametrize("below", ["ngram", "model"])
 def test_so_it_does_where_the_draft_has_a_draft(below: str, rule: str) -> None:
-    for name, policy in (("open, repeated", FixedLength), ("between", by_gaps)):
+    for name, policy in (("open, repeated", LengthPolicy), ("between", by_gaps)):
         found, _ = speculative_distribution(CASES[name], "staged", rule, policy, below=below)
         assert distance(found, target_distribution(CASES[name])) < 1e-6
 

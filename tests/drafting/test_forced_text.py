@@ -16,8 +16,6 @@ from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import (
     Acceptance,
-    AutoLength,
-    FixedLength,
     LengthPolicy,
 )
 from ggufspec.drafting.forced_text import ForcedText
@@ -63,7 +61,7 @@ def rounds_of(
     n_tokens: int = 60,
 ) -> tuple[list[int], list[Round], dict[str, float]]:
     """The text, its rounds, and the drafter's notes."""
-    constraint, policy = constraint_of(regex), policy or FixedLength()
+    constraint, policy = constraint_of(regex), policy or LengthPolicy()
     sampling = Sampling(temperature=0.0, constraint=constraint)
     verify_uniforms, draft_uniforms = uniform_streams(1)
     materials = drafters.Materials(
@@ -93,14 +91,14 @@ def rounds_of(
     return tokens[len(PROMPT) :], rounds, made.notes()  # type: ignore[attr-defined]
 
 
-def costing(seconds: Sequence[float]) -> AutoLength:
+def costing(seconds: Sequence[float]) -> LengthPolicy:
     costs = CostModel(len(seconds))
     for _ in range(3):
         for n, each in enumerate(seconds):
             costs.observe_target(n + 1, each)
         costs.observe_draft(1, 0.05)
     costs.is_frozen = True
-    return AutoLength(costs, Acceptance((0.4, 2.0), (0.4, 2.0)))
+    return LengthPolicy(costs, Acceptance((0.4, 2.0), (0.4, 2.0)))
 
 
 @pytest.mark.parametrize("drafter", ["forced", "ngram", "model", "auto"])
@@ -128,7 +126,7 @@ def test_the_policy_learns_of_drawn_tokens_alone(right: bool) -> None:
     """Not of the four forced ones; up to the first drawn token that is rejected."""
     verdicts: list[tuple[int, list[float]]] = []
 
-    class Recording(FixedLength):
+    class Recording(LengthPolicy):
         def observe_verdict(
             self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
         ) -> None:

@@ -12,7 +12,7 @@ import ggufspec
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.fixed_length import Action
+from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.engine import Engine
 

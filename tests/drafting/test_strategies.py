@@ -19,8 +19,7 @@ from ggufspec.decoding.rng import stage_streams, uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Logits, Round
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import LengthPolicy
-from ggufspec.drafting.fixed_length import Action, FixedLength
+from ggufspec.drafting.draft_length import Action, LengthPolicy
 from ggufspec.engine.options import CheckedOptions
 
 N_VOCAB = 30
@@ -41,7 +40,7 @@ def run(
     sampling = Sampling(temperature=0)
     verify_uniforms, draft_uniforms = uniform_streams(3)
     materials = drafters.Materials(
-        sampling, draft_uniforms, stop_tokens, draft, n_draft_max=8, policy=policy or FixedLength()
+        sampling, draft_uniforms, stop_tokens, draft, n_draft_max=8, policy=policy or LengthPolicy()
     )
     materials = replace(materials, stage=stage_of(materials, below))
     tokens = list(prompt)
@@ -63,7 +62,7 @@ def run(
 
 def stage_of(materials: drafters.Materials, below: FakeSession | None) -> drafters.Stage:
     verify_uniforms, draft_uniforms = stage_streams(3)
-    own = replace(materials, session=below, uniforms=draft_uniforms, policy=FixedLength())
+    own = replace(materials, session=below, uniforms=draft_uniforms, policy=LengthPolicy())
     name = "ngram" if below is None else "model"
     return drafters.Stage(name, own, verify.rule("block"), verify_uniforms)
 
@@ -140,7 +139,7 @@ class ReadingSession(FakeSession):
         return super().score(tokens, draft)
 
 
-class SometimesLength(FixedLength):
+class SometimesLength(LengthPolicy):
     """Drafts in two rounds, then not in two; notes what is unread, and for which score."""
 
     def __init__(self, session: ReadingSession) -> None:

@@ -19,8 +19,7 @@ from ggufspec.decoding.types import Draft, Drafter, Probs, Round, Uniforms, Verd
 from ggufspec.drafting import strategies
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
-from ggufspec.drafting.fixed_length import FixedLength
+from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.pair_profile import fixed_length
 
 Outcome = tuple[float, list[int], int]  # probability, accepted nodes, next token
@@ -180,7 +179,7 @@ def distance(found: dict[tuple[int, ...], float], prompt: Sequence[int]) -> floa
     return sum(abs(found.get(text, 0.0) - chance_of(prompt, (), text)) for text in texts) / 2
 
 
-def auto(curve: Sequence[float] = (1, 1.01, 1.02, 1.03, 1.04), step: float = 0.05) -> AutoLength:
+def auto(curve: Sequence[float] = (1, 1.01, 1.02, 1.03, 1.04), step: float = 0.05) -> LengthPolicy:
     """A policy with these costs, in passes over one token, and with middling acceptance."""
     costs = CostModel(len(curve))
     for _ in range(4):
@@ -188,11 +187,11 @@ def auto(curve: Sequence[float] = (1, 1.01, 1.02, 1.03, 1.04), step: float = 0.0
             costs.observe_target(n, seconds)
         costs.observe_draft(1, step)
     costs.is_frozen = True
-    return AutoLength(costs, PRIOR)
+    return LengthPolicy(costs, PRIOR)
 
 
 def fixed() -> LengthPolicy:
-    return FixedLength(PRIOR)
+    return LengthPolicy(prior=PRIOR)
 
 
 PROMPTS = [(0, 1, 2, 0, 1, 1, 0, 1, 2, 2, 0, 0, *last) for last in ((0, 2), (1, 0), (2, 0))]

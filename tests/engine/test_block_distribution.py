@@ -20,7 +20,6 @@ from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.decoding.types import Draft, Drafter, Logits, Probs, Verdict
 from ggufspec.drafting import strategies
 from ggufspec.drafting.draft_length import LengthPolicy
-from ggufspec.drafting.fixed_length import FixedLength
 from ggufspec.drafting.pair_profile import fixed_length
 
 N_TEXTS = 20_000
@@ -198,7 +197,7 @@ class Changed:
 
 def foreseeing() -> LengthPolicy:
     """Stops by what all rows of a block are sure of."""
-    policy = FixedLength()
+    policy = LengthPolicy()
     policy.rule = _native.LengthRule(_native.AcceptanceModel(-0.5, 1.0))
     policy.rule.update([1.0, 1.3, 1.5, 1.8, 2.0], 0.01, [0.5, 0.7], 0.0, 3)
     return policy
@@ -262,7 +261,7 @@ def test_mistakes_change_the_distribution(changed: Callable[[Draft], Draft], pai
     """Over seeds 1 to 5, the statistics were 105 to 366, 168 to 273 (the limit is 84), 738 to 865
     (128). So 20,000 texts show mistakes of half the size, or of a quarter in trees.
     """
-    policy = fixed_length(0.7) if changed is whole else FixedLength()
+    policy = fixed_length(0.7) if changed is whole else LengthPolicy()
     statistic, n_free, _ = statistic_of(
         pair,
         "traversal",

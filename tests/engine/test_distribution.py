@@ -35,7 +35,6 @@ from ggufspec.decoding.types import (
 )
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import LengthPolicy
-from ggufspec.drafting.fixed_length import FixedLength
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.llama.context import Context
@@ -192,7 +191,7 @@ def chi_square(
 ) -> tuple[float, int]:
     """The statistic over all texts expected at least 5 times, and its degrees of freedom."""
     verify_uniforms, draft_uniforms = uniform_streams(seed)
-    policy = policy or FixedLength()
+    policy = policy or LengthPolicy()
     drafter = changed(model_drafter(pair, draft_uniforms, policy, sampling, **of_drafter))
     counts: dict[tuple[int, ...], int] = {}
     n_prompt = len(PROMPT)
@@ -333,7 +332,7 @@ def test_so_many_texts_detect_a_wrong_rule(
     assert statistic > limit(n_free)
 
 
-class Picky(FixedLength):
+class Picky(LengthPolicy):
     """Goes on only where the draft is sure enough, and has been so far."""
 
     def __init__(self) -> None:

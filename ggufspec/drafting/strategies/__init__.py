@@ -14,7 +14,6 @@ from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Drafter, Session, Uniforms, Verify
 from ggufspec.drafting.draft_length import LengthPolicy
-from ggufspec.drafting.fixed_length import FixedLength
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.errors import OptionError
 
@@ -31,7 +30,7 @@ class Materials:
     n_draft_max: int = defaults.N_DRAFT_MAX  # most tokens that a round asks for
     tree: str = defaults.TREE  # add branches: "auto" (if they are expected to pay), "on" or "off"
     n_leaves: int = 1  # most leaves of a tree; 1: the target reads chains only
-    policy: LengthPolicy = field(default_factory=FixedLength)  # decides how far to draft
+    policy: LengthPolicy = field(default_factory=LengthPolicy)  # decides how far to draft
     forced: ForcedText = field(default_factory=ForcedText)  # from the sampling's constraint
     prediction: Sequence[int] = ()  # tokens that the text is expected to repeat
     texts: Sequence[_native.SortedTexts] = ()  # other texts, which the text may repeat

@@ -19,8 +19,7 @@ from ggufspec.decoding.types import (
     token_array,
 )
 from ggufspec.drafting.bursts import Bursts
-from ggufspec.drafting.draft_length import AutoLength
-from ggufspec.drafting.fixed_length import Action
+from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.strategies import Materials, Stage
 from ggufspec.drafting.strategies.ngram import Prediction
 from ggufspec.drafting.temperature import DraftTemperature
@@ -63,8 +62,8 @@ class ModelDrafter:
         self._growth: Growth | None = None  # the tree of the last draft
         policy, tree = self._policy, materials.tree
         can_branch = materials.n_leaves > 1 and sampling.constraint is None
-        wants = tree == "on" or (tree == "auto" and isinstance(policy, AutoLength))
-        self._branches = can_branch and wants and policy.second is not None
+        wants = tree == "on" or (tree == "auto" and not policy.is_fixed)
+        self._branches = can_branch and wants
 
     def draft(
         self, tokens: Sequence[int], n_max: int, predicted: Prediction | None = None

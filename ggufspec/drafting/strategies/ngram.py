@@ -11,7 +11,7 @@ from ggufspec import _native
 from ggufspec.decoding.tree import n_equal
 from ggufspec.decoding.types import Draft, Probs, Verdict, token_array
 from ggufspec.drafting import constants
-from ggufspec.drafting.fixed_length import PrefixLength
+from ggufspec.drafting.draft_length import PrefixLength
 from ggufspec.drafting.forced_text import CHOICE_FOLLOWS
 from ggufspec.drafting.strategies import Materials
 
