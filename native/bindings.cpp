@@ -616,6 +616,14 @@ NB_MODULE(_native, m) {
         "logits"_a.noconvert(), "The difference of the two largest logits in the first row.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "A view of floats (n_rows, n_vocab) at an address: valid as long as the memory there is.");
+    m.def(
+        "n_same",
+        [](const TokenRow & a, const TokenRow & b) {
+            const size_t n = std::min(a.shape(0), b.shape(0));
+            return size_t(std::mismatch(a.data(), a.data() + n, b.data()).first - a.data());
+        },
+        "a"_a.noconvert(), "b"_a.noconvert(), nb::sig("def n_same(a: object, b: object) -> int"),
+        "Length of the common prefix of two arrays of int32.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
           "Verify by equality with the target's own draws: (n_accepted, next_token, path); path is None for a chain.");
     m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
@@ -655,6 +663,15 @@ NB_MODULE(_native, m) {
             "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "n_per_step"_a = 1,
             "Find the best rule for these costs in seconds and for tokens that are accepted with these probabilities.\n\n"
             "min_rate: tokens per second of other ways of decoding; n_per_step: distributions that a step computes.")
+        .def(
+            "n_of_small_risk",
+            [](const ggufspec::LengthRule & self, const std::vector<double> & probabilities, double plain, double max_risk,
+               double reading, double step, size_t n_per_step) {
+                require(n_per_step > 0, "n_of_small_risk: needs n_per_step above 0");
+                return self.n_of_small_risk(probabilities, plain, max_risk, reading, step, n_per_step);
+            },
+            "probabilities"_a, "plain"_a, "max_risk"_a, "reading"_a = 0.0, "step"_a = 0.0, "n_per_step"_a = 1,
+            "How many tokens to draft so that the expected loss is at most max_risk times the expected gain.")
         .def("foresee", &ggufspec::LengthRule::foresee, "gaps"_a,
              "Choose how many tokens to draw, given the logit gaps of the next distributions.")
         .def(

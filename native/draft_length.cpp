@@ -154,6 +154,23 @@ PrefixLength LengthRule::prefix_length(const std::vector<double> & probabilities
     return best;
 }
 
+size_t LengthRule::n_of_small_risk(const std::vector<double> & probabilities, double plain, double max_risk, double reading,
+                                   double step, size_t n_per_step) const {
+    const size_t n_most = curve_.empty() ? 0 : std::min(probabilities.size(), curve_.size() - 1);
+    for (size_t n = n_most; n > 0; n--) {
+        const double n_steps = double((n + n_per_step - 1) / n_per_step);
+        const double paid = curve_[n] - curve_[0] + reading + n_steps * step;
+        double risk = 0, won = 0, reached = 1;
+        for (size_t k = 0; k < n; k++) {
+            risk += reached * (1 - probabilities[k]) * std::max(paid - double(k) * plain, 0.0);
+            reached *= probabilities[k];
+            won += reached * plain;
+        }
+        if (risk <= max_risk * (won - paid) && (n == n_most || paid < won)) return n;
+    }
+    return 0;
+}
+
 void LengthRule::start(size_t n_max) {
     n_max_ = curve_.empty() ? n_max : std::min(n_max, curve_.size() - 1);
     n_drawn_ = n_taken_ = 0;

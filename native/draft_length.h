@@ -84,6 +84,13 @@ public:
     // How many tokens of an existing draft to use. probabilities: of each token, if the tokens before it are accepted.
     PrefixLength prefix_length(const std::vector<double> & probabilities) const;
 
+    // The largest number of tokens whose expected loss is at most max_risk times their expected gain; all of them where
+    // that holds for all. probabilities: of each token, if the tokens before it are accepted. plain: seconds per token
+    // without drafts. reading, step: seconds of the draft model before its first step and of each, which computes n_per_step
+    // tokens; 0 for a draft that costs nothing.
+    size_t n_of_small_risk(const std::vector<double> & probabilities, double plain, double max_risk, double reading, double step,
+                           size_t n_per_step) const;
+
     // Starts a round of at most n_max drafted tokens, limited to the length of the cost curve.
     void start(size_t n_max);
 

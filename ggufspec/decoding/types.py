@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec import _native
 from ggufspec.decoding.tree import depths, n_equal
 
 Logits = NDArray[np.float32]  # (n, n_vocab), before sampling
@@ -38,13 +39,8 @@ def token_array(tokens: Iterable[int] = ()) -> array[int]:
     return array("i", tokens)
 
 
-def n_same(a: array[int], b: array[int]) -> int:
-    """Length of the common prefix."""
-    n = min(len(a), len(b))
-    if n == 0:
-        return 0
-    differs = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
-    return int(differs.argmax()) if differs.any() else n
+# The length of the common prefix.
+n_same: Callable[[array[int], array[int]], int] = _native.n_same
 
 
 class Verdict(NamedTuple):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from ggufspec import _native
 from ggufspec.drafting import constants
 
 
@@ -36,10 +37,12 @@ class Account:
     def n_affordable(
         self,
         probs: Sequence[float],
-        curve: Sequence[float],
+        rule: _native.LengthRule,
         plain: float,
+        reading: float = 0.0,
+        step: float = 0.0,
+        n_per_step: int = 1,
         *,
-        drafting: Callable[[int], float] = lambda _: 0.0,
         is_free: bool,
         is_own: bool = True,
     ) -> int:
@@ -47,20 +50,9 @@ class Account:
 
         All of them while the balance is positive. Otherwise, and always for drafts from other texts
         (not `is_own`), the largest number whose expected loss is small beside its expected gain.
-        `curve`: seconds of target passes over 1, 2 ... tokens; `plain`: seconds per token without
-        drafts; `drafting(n)`: seconds of the draft model for n tokens.
+        `rule` has the costs of target passes; `plain`: seconds per token without drafts. Of the
+        draft model: seconds of `reading` before its first step, of a step, and tokens per step.
         """
-        n_most = min(len(probs), len(curve) - 1)
         if is_own and self.balances[0 if is_free else 1] > 0:
-            return n_most
-        for n in range(n_most, 0, -1):
-            paid = curve[n] - curve[0] + drafting(n)
-            risk, won, reached = 0.0, 0.0, 1.0
-            for k, p in enumerate(probs[:n]):
-                risk += reached * (1 - p) * max(paid - k * plain, 0.0)
-                reached *= p
-                won += reached * plain
-            is_small = risk <= constants.SMALL_RISK * (won - paid)
-            if is_small and (n == n_most or paid < won):
-                return n
-        return 0
+            return len(probs)
+        return rule.n_of_small_risk(probs, plain, constants.SMALL_RISK, reading, step, n_per_step)

@@ -135,13 +135,7 @@ class LengthPolicy:
         self._n_unread = n_unread
         self._grown = (0.0, 0, 0)
         self._update()
-        n_affordable = self.account.n_affordable(
-            [self.mean_acceptance] * n_max,
-            self._curve,
-            self._plain,
-            drafting=self._drafting,
-            is_free=False,
-        )
+        n_affordable = self._n_affordable([self.mean_acceptance] * n_max, is_free=False)
         if not self.costs.knows_draft:
             n_affordable = min(n_affordable, self.costs.n_per_step)
         self.rule.start(min(n_max, n_affordable))
@@ -159,9 +153,12 @@ class LengthPolicy:
             return NO_GAIN
         return "" if n_affordable else NO_BALANCE
 
-    def _drafting(self, n_tokens: int) -> float:
-        """Seconds of the draft model for a draft of `n_tokens`, with reading the text before it."""
-        return self._reading_seconds() + self.costs.drafting(n_tokens)
+    def _n_affordable(self, probs: Sequence[float], *, is_free: bool, is_own: bool = True) -> int:
+        costs = self.costs
+        draft = () if is_free else (self._reading_seconds(), costs.step, costs.n_per_step)
+        return self.account.n_affordable(
+            probs, self.rule, self._plain, *draft, is_free=is_free, is_own=is_own
+        )
 
     def _reading_seconds(self) -> float:
         """Seconds of reading the tokens that the draft model has not read before its first step."""
@@ -200,9 +197,7 @@ class LengthPolicy:
             self._update()
             if not (probs or forced) or (not forced and self._should_measure_plain()):
                 return PrefixLength(0, 0.0, beats_model=False)
-            n_affordable = self.account.n_affordable(
-                [*forced, *probs], self._curve, self._plain, is_free=True, is_own=is_own
-            )
+            n_affordable = self._n_affordable([*forced, *probs], is_free=True, is_own=is_own)
             probs = probs[: max(n_affordable - len(forced), 0)]
             model_gain = self.rule.gain - self.rule.prefix_length([])[1] if self.has_model else 0.0
         n_draft, gain, expected = self.rule.prefix_length([*forced, *probs])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 
+from ggufspec import _native
 from ggufspec.drafting import constants
 from ggufspec.drafting.account import Account
 from ggufspec.drafting.cost_model import CostModel
@@ -16,13 +17,14 @@ CURVE = [1.0, 1.5, 2.0, 2.5]
 LIKELY = [0.7, 0.7, 0.7]
 
 
-def in_steps(step: float) -> Callable[[int], float]:
-    """Seconds of drafts that take a step for each token."""
-    return lambda n: n * step
+def rule_of(curve: Sequence[float]) -> _native.LengthRule:
+    rule = _native.LengthRule()
+    rule.update(curve, 0.2, [0.7])
+    return rule
 
 
 def affordable(account: Account, *, is_free: bool) -> int:
-    return account.n_affordable(LIKELY, CURVE, 1.0, drafting=in_steps(0.2), is_free=is_free)
+    return account.n_affordable(LIKELY, rule_of(CURVE), 1.0, step=0.2, is_free=is_free)
 
 
 def measured() -> PairProfile:
@@ -47,24 +49,21 @@ def test_while_there_is_a_balance_the_expectation_decides() -> None:
 
 def test_drafts_of_little_risk_need_no_balance() -> None:
     account = Account([-5.0, -5.0])
-    cheap = [1.0, 1.01, 1.02, 1.03]
-    steps = in_steps(0.01)
-    assert account.n_affordable([0.99] * 3, cheap, 1.0, drafting=steps, is_free=False) == 3
+    cheap = rule_of([1.0, 1.01, 1.02, 1.03])
+    assert account.n_affordable([0.99] * 3, cheap, 1.0, step=0.01, is_free=False) == 3
 
 
 def test_a_block_is_paid_for_once_and_its_risk_as_well() -> None:
     """Costs of half a pass for each block of three tokens, or for each token."""
-    account, costs = Account([-5.0, -5.0]), CostModel(7, n_per_step=3)
-    costs.observe_target(1, 1.0)
-    costs.observe_draft(1, 0.5)
-    cheap, likely = [1.0 + 0.01 * n for n in range(7)], [0.8] * 6
+    account, likely = Account([-5.0, -5.0]), [0.8] * 6
+    cheap = rule_of([1.0 + 0.01 * n for n in range(7)])
 
-    def n_affordable(drafting: Callable[[int], float]) -> int:
-        return account.n_affordable(likely, cheap, 1.0, drafting=drafting, is_free=False)
+    def n_affordable(reading: float, n_per_step: int) -> int:
+        return account.n_affordable(likely, cheap, 1.0, reading, 0.5, n_per_step, is_free=False)
 
-    assert n_affordable(costs.drafting) == 6
-    assert n_affordable(in_steps(0.5)) == 2
-    assert n_affordable(lambda n: 1.0 + costs.drafting(n)) == 0, "reading is paid for, too"
+    assert n_affordable(0.0, 3) == 6
+    assert n_affordable(0.0, 1) == 2
+    assert n_affordable(1.0, 3) == 0, "reading is paid for, too"
 
 
 def test_old_luck_does_not_pay_for_new_losses() -> None:
