@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,11 +17,10 @@ from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, O
 from ggufspec.llama import context_options
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
-from ggufspec.llama.hidden_states import BatchPart, Follower, Parts
+from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
-from ggufspec.llama.saved_text import State, set_state, state_of
 from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.models import head_facts
 from ggufspec.models.head_facts import EAGLE3, MTP, HeadFacts
@@ -29,16 +29,7 @@ _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
-_FUNCTIONS = (
-    "llama_decode",
-    "llama_synchronize",
-    "llama_get_logits_ith",
-    "llama_memory_seq_rm",
-    "llama_memory_seq_cp",
-    "llama_memory_seq_pos_max",
-    "llama_set_abort_callback",
-)
-_BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
+State = NDArray[np.uint8]
 
 
 class HeadLink(NamedTuple):
@@ -372,12 +363,21 @@ class Context:
             self._pointer = None
 
 
-def addresses() -> dict[str, int]:
-    """Addresses by name. Raises ModelError if llama_batch has other fields than expected."""
-    fields = [name for name, _ in llama_cpp.llama_batch._fields_]
-    if fields != _BATCH_FIELDS:
-        raise ModelError(
-            f"this llama-cpp-python has another llama_batch ({', '.join(fields)}) than ggufspec "
-            f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec supports"
-        )
-    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in _FUNCTIONS}
+def state_of(context: int, sequence: int, flags: int, what: str) -> State:
+    """A copy of the state; `flags`: LLAMA_STATE_SEQ_FLAGS_*. Raises DecodeError naming `what`."""
+    size = llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags)
+    state = np.empty(size, np.uint8)
+    written = llama_cpp.llama_state_seq_get_data_ext(context, _buffer(state), size, sequence, flags)
+    if written != size:
+        raise DecodeError(f"llama.cpp saved {written} of {size} bytes of {what}")
+    return state
+
+
+def set_state(context: int, sequence: int, flags: int, state: State) -> int:
+    """Replace the state by a copy; returns the bytes that llama.cpp has read, 0 on an error."""
+    buffer = _buffer(state)
+    return int(llama_cpp.llama_state_seq_set_data_ext(context, buffer, state.size, sequence, flags))
+
+
+def _buffer(state: State) -> ctypes.Array[ctypes.c_uint8]:
+    return (ctypes.c_uint8 * state.size).from_buffer(state.data)

@@ -6,7 +6,8 @@ MTP: DeepSeek-V3, https://arxiv.org/abs/2412.19437; EAGLE-3: https://arxiv.org/a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import hidden_states, saved_text
 from ggufspec.llama.context import Context, HeadLink
-from ggufspec.llama.head_sessions import BlockSession, SharedCacheSession
+from ggufspec.llama.head_sessions import Blocks, BlockSession, SharedCacheSession
 from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.log import listening
 from ggufspec.llama.saved_text import SavedText
@@ -38,7 +39,7 @@ class Head:
         """
         self.context = context
         self.n_unread_max = n_unread_max
-        self.target, self.facts = target, facts = link
+        self._target, self.facts = target, facts = link
         self.n_draft_max = target.n_rows - 1
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
         with listening():
@@ -47,10 +48,14 @@ class Head:
             hidden_states.keep_layer_inputs(target.pointer, inside)
             if facts.block is None or facts.block.n_candidates:
                 hidden_states.keep_hidden(context.pointer, of_rows_only=facts.block is None)
-        self.drew_block: BlockSession | None = None  # the session of the latest block
-        of_kind = SharedCacheSession if facts.shares_cache else HeadSession
-        make = of_kind if facts.block is None else BlockSession
-        self.sessions = [make(self, i) for i in range(context.n_sequences)]
+        make: Callable[[int], HeadSession | SharedCacheSession | BlockSession]
+        if facts.block is not None:
+            make = partial(BlockSession, Blocks(context, facts.block, n_unread_max))
+        elif facts.shares_cache:
+            make = partial(SharedCacheSession, context, target)
+        else:
+            make = partial(HeadSession, self)
+        self.sessions = [make(i) for i in range(context.n_sequences)]
         self._unused: set[int] = set()
         target.follower = self
 
@@ -96,7 +101,7 @@ class Head:
 
     def _states(self, n: int) -> Hidden:
         """The target's states of the last batch, of n tokens; valid until its next decode."""
-        target, model = self.target.pointer, self.target.model
+        target, model = self._target.pointer, self._target.model
         if self.facts.kind == MTP:
             return hidden_states.hidden(target, n, self.context.n_hidden)
         inputs = [

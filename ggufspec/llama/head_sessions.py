@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,20 @@ from ggufspec import _native
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import hidden_states, saved_text
+from ggufspec.llama.context import Context
 from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.saved_text import SavedText
+from ggufspec.models.head_facts import Block
 
-if TYPE_CHECKING:
-    from ggufspec.llama.head import Head
+
+@dataclass
+class Blocks:
+    """What the sessions of a head that drafts blocks share; owner: that of the latest block."""
+
+    context: Context
+    block: Block
+    n_unread_max: int  # see Head
+    owner: BlockSession | None = None
 
 
 class BlockSession:
@@ -34,13 +43,12 @@ class BlockSession:
     With DFlash2, a row also depends on the token before it.
     """
 
-    def __init__(self, head: Head, sequence: int) -> None:
-        assert head.facts.block is not None
+    def __init__(self, blocks: Blocks, sequence: int) -> None:
         self.sequence = sequence
-        self._head = head
-        self._context = head.context
-        self._block = head.facts.block
-        self._given = GivenStates(head.n_unread_max)
+        self._blocks = blocks
+        self._context = blocks.context
+        self._block = blocks.block
+        self._given = GivenStates(blocks.n_unread_max)
         self._held = array("i")  # the tokens whose states are in cells
         self._n_true = 0  # length of the text of its last block, if its rows are still there
         self._text = array("i")  # that text
@@ -91,7 +99,7 @@ class BlockSession:
         del self._held[position + n_same(tokens, self._held[position:]) :]
         self._given.take(position, part, states)
         n_left = 0 if part.parents else max(part.n_rows - 1, 0)
-        if len(self._given) > self._head.n_unread_max:
+        if len(self._given) > self._blocks.n_unread_max:
             self._read(self._given.end - n_left)
 
     def n_common(self, tokens: Sequence[int]) -> int:
@@ -119,7 +127,7 @@ class BlockSession:
         del self._held[:]
         self._n_firm = 0
         self._given.forget()
-        self._head.drew_block = None
+        self._blocks.owner = None
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
         """A copy of its cells of a text. Raises DecodeError, ClosedError."""
@@ -150,7 +158,7 @@ class BlockSession:
         if self._given.first <= n_known:  # else the states are those of another text
             n_known = max(n_known, self._given.n_known(tokens))
         n_true = min(len(tokens), n_known + 1)
-        i, is_there = len(tokens) - n_true, self._head.drew_block is self
+        i, is_there = len(tokens) - n_true, self._blocks.owner is self
         if not (is_there and n_true == self._n_true and n_same(tokens, self._text) == n_true):
             self._compute(tokens[:n_true], i)
         if i >= self._n_rows:
@@ -166,7 +174,7 @@ class BlockSession:
     def _compute(self, text: array[int], i: int) -> None:
         """Compute the block after `text`, if blocks have a row `i`."""
         context, block = self._context, self._block
-        self._head.drew_block = None
+        self._blocks.owner = None
         self._n_true, self._text, self._gaps = len(text), text, []
         if i >= self._n_rows:
             raise NoRoomError(f"the head drafts {max(self._n_rows, 0)} tokens at once")
@@ -188,7 +196,7 @@ class BlockSession:
         if block.n_candidates:
             rows = hidden_states.hidden(context.pointer, n_tokens, context.model.n_embd)
             self._candidates = Candidates(rows[block.first :], block.n_candidates)
-        self._head.drew_block = self
+        self._blocks.owner = self
 
     def _read(self, end: int) -> None:
         """Write the states of the text up to `end` into cells, as far as the target gave them."""
@@ -196,7 +204,7 @@ class BlockSession:
         end = min(end, given.end)
         if not given.first <= len(self._held) < end:
             return
-        self._head.drew_block = None
+        self._blocks.owner = None
         context.truncate(len(self._held), self.sequence)
         for start in range(len(self._held), end, context.n_batch):
             stop = min(start + context.n_batch, end)
@@ -259,12 +267,12 @@ class SharedCacheSession:
     it: the first with the target's hidden state of the previous token, the others with its own.
     """
 
-    def __init__(self, head: Head, sequence: int) -> None:
+    def __init__(self, context: Context, target: Context, sequence: int) -> None:
         self.sequence = sequence
-        self._context = head.context
-        self._target = head.target
+        self._context = context
+        self._target = target
         self._first = 0  # the position of the first state that the target gave and is kept
-        self._states = np.empty((0, head.context.n_hidden), np.float32)
+        self._states = np.empty((0, context.n_hidden), np.float32)
         self._text = array("i")  # the tokens of the last score
         self._n_true = 0  # those of them that are not drafted
         self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...

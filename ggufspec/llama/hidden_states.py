@@ -1,4 +1,4 @@
-"""Hidden states of batches: functions of llama.cpp for them, and those that a head has not read."""
+"""llama.cpp's functions for batches and hidden states, and the states that a head has not read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,21 @@ from ggufspec import _native
 from ggufspec.decoding.tree import path_along
 from ggufspec.decoding.types import n_same
 from ggufspec.errors import DecodeError, ModelError
+from ggufspec.llama.devices import address_of
 from ggufspec.llama.log import log
 
 Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
+
+_FUNCTIONS = (
+    "llama_decode",
+    "llama_synchronize",
+    "llama_get_logits_ith",
+    "llama_memory_seq_rm",
+    "llama_memory_seq_cp",
+    "llama_memory_seq_pos_max",
+    "llama_set_abort_callback",
+)
+_BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
 
 _CONTEXT = ctypes.c_void_p
 _FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -41,6 +53,20 @@ _SIGNATURES: dict[str, tuple[Any, list[Any], str, str]] = {
         *("j", "PEAMPEAUllama_context@@I"),
     ),
 }
+
+
+def addresses() -> dict[str, int]:
+    """Addresses of the functions that the extension calls, by name.
+
+    Raises ModelError if llama_batch has other fields than expected.
+    """
+    fields = [name for name, _ in llama_cpp.llama_batch._fields_]
+    if fields != _BATCH_FIELDS:
+        raise ModelError(
+            f"this llama-cpp-python has another llama_batch ({', '.join(fields)}) than ggufspec "
+            f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec supports"
+        )
+    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in _FUNCTIONS}
 
 
 def library() -> Any:

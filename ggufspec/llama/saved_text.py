@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.decoding.types import n_same, token_array
 from ggufspec.errors import DecodeError
+from ggufspec.llama.context import Context, State, set_state, state_of
 from ggufspec.llama.log import listening
 
-if TYPE_CHECKING:
-    from ggufspec.llama.context import Context
-
-State = NDArray[np.uint8]
 Saved = tuple[int, State]  # a recurrent state after so many tokens
 
 
@@ -94,26 +89,6 @@ def restore(context: Context, saved: SavedText, sequence: int) -> None:
             f"llama.cpp restored {read} of {saved.cells.size} bytes of a text. {log.complaints()}"
         )
     context.native.hold(saved.tokens, sequence)  # type: ignore[arg-type]  # int32
-
-
-def state_of(context: int, sequence: int, flags: int, what: str) -> State:
-    """A copy of the state; `flags`: LLAMA_STATE_SEQ_FLAGS_*. Raises DecodeError naming `what`."""
-    size = llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags)
-    state = np.empty(size, np.uint8)
-    written = llama_cpp.llama_state_seq_get_data_ext(context, _buffer(state), size, sequence, flags)
-    if written != size:
-        raise DecodeError(f"llama.cpp saved {written} of {size} bytes of {what}")
-    return state
-
-
-def set_state(context: int, sequence: int, flags: int, state: State) -> int:
-    """Replace the state by a copy; returns the bytes that llama.cpp has read, 0 on an error."""
-    buffer = _buffer(state)
-    return int(llama_cpp.llama_state_seq_set_data_ext(context, buffer, state.size, sequence, flags))
-
-
-def _buffer(state: State) -> ctypes.Array[ctypes.c_uint8]:
-    return (ctypes.c_uint8 * state.size).from_buffer(state.data)
 
 
 # Checkpoints are about 1, 2, 4 ... tokens from the end; nine of them reach back over a draft of

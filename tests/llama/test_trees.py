@@ -25,10 +25,10 @@ from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import DecodeError
 from ggufspec.llama import context as context_module
-from ggufspec.llama.context import Context, addresses
+from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import address_of
-from ggufspec.llama.hidden_states import BatchPart
+from ggufspec.llama.hidden_states import BatchPart, addresses
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 
