@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ggufspec.common.facts import json_object
 from ggufspec.common.files import (
@@ -32,10 +31,6 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import CacheError, DownloadError
 from ggufspec.models import hub, local
 from ggufspec.models.hub import RemoteFile
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 
 PART_SUFFIX = ".ggufspec-part"
 N_PARALLEL = 3
@@ -264,7 +259,7 @@ def _disk(file: RemoteFile) -> AbstractContextManager[None]:
     )
 
 
-def _digest(file: RemoteFile) -> _Hash:
+def _digest(file: RemoteFile) -> hashlib._Hash:
     """A new digest of the kind that names the blob: sha256, or git's for files outside LFS."""
     if file.sha256 is not None:
         return hashlib.sha256()
@@ -290,12 +285,11 @@ def _snapshot_path(file: RemoteFile) -> Path:
 
 def known_sha256(path: Path) -> str | None:
     """The stored hash of a file, if the file has not changed since."""
-    try:
-        content = json_object(_record_path(path).read_bytes())
-    except (CacheError, OSError):
-        return None
-    is_same = content is not None and content.get("file") == _identity(path)
-    return str(content.get("sha256")) if content and is_same else None
+    with contextlib.suppress(CacheError, OSError):
+        content = json_object(_record_path(path).read_bytes()) or {}
+        if content.get("file") == _identity(path):
+            return str(content.get("sha256"))
+    return None
 
 
 def hashes_of(paths: Sequence[Path], progress: NamedProgress | None = None) -> Iterator[str]:

@@ -80,15 +80,12 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A cheap model, and the overlap of its vocabulary with the target's.
-
-    overlap: common tokens, as a share of the smaller vocabulary.
-    """
+    """A cheap model, and the overlap of its vocabulary with the target's."""
 
     path: Path
     header: Header
     n_common: int
-    overlap: float
+    overlap: float  # common tokens, as a share of the smaller vocabulary
     has_same_vocabulary: bool
 
 

@@ -52,7 +52,6 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """The name of its architecture in llama.cpp."""
         return str(self.values["general.architecture"])
 
     @property
@@ -130,10 +129,9 @@ class Header:
     @cached_property
     def quantization(self) -> str:
         """Its quantization by llama-quantize's name, if known; else its matrix_type."""
-        found = self.values.get("general.file_type")
-        if isinstance(found, int) and 0 <= found < len(QUANTIZATIONS):
-            return QUANTIZATIONS[found] or self.matrix_type
-        return self.matrix_type
+        of = self.values.get("general.file_type")
+        name = QUANTIZATIONS[of] if isinstance(of, int) and 0 <= of < len(QUANTIZATIONS) else ""
+        return name or self.matrix_type
 
     @cached_property
     def matrix_type(self) -> str:
@@ -145,6 +143,10 @@ class Header:
             if len(tensor.shape) > 1 and not is_unused:
                 counted[tensor.type] += tensor.n_bytes
         return counted.most_common(1)[0][0] if counted else "unknown"
+
+    def damaged(self, what: str) -> ModelError:
+        """The error to raise for a file whose content cannot be right."""
+        return ModelError(f"{self.paths[0]} is damaged: {what}. Download it again")
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name. Raises ModelError."""
@@ -167,10 +169,9 @@ class Header:
     def numbers(self, key: str, default: int | None = None) -> list[int]:
         """A whole number per layer; a file may store one for all. Raises ModelError."""
         found = self.values.get(f"{self.architecture}.{key}", default)
-        if isinstance(found, list) and len(found) == self.n_layers:
-            numbers = [each for each in found if isinstance(each, int) and 0 <= each < 2**31]
-            if len(numbers) == len(found):
-                return numbers
+        is_list = isinstance(found, list) and len(found) == self.n_layers
+        if is_list and all(isinstance(each, int) and 0 <= each < 2**31 for each in found):
+            return list(found)
         return [self.number(key, default)] * self.n_layers
 
     @property
@@ -178,7 +179,7 @@ class Header:
         """The text of each token, as stored; empty without a vocabulary. Raises ModelError."""
         found = self.values.get("tokenizer.ggml.tokens", [])
         if not isinstance(found, list) or any(not isinstance(each, bytes) for each in found[:1]):
-            raise ModelError(f"{self.paths[0]} is damaged: its vocabulary is not a list of strings")
+            raise self.damaged("its vocabulary is not a list of strings")
         return found
 
 
@@ -297,22 +298,17 @@ class _Parser:
         tensors = tuple(self._tensor() for _ in range(n_tensors))
         if len({tensor.name for tensor in tensors}) < len(tensors):
             raise self._damaged("two of its tensors have the same name")
-        data_start = self._data_start(values.get("general.alignment", _DEFAULT_ALIGNMENT))
-        starts = {name: (self._path, data_start + at) for name, at in self._offsets.items()}
-        return Header((self._path,), self._n_bytes, values, tensors, spans, starts)
-
-    def _data_start(self, alignment: object) -> int:
-        """The offset of the tensors' data. Raises ModelError if the file ends within the data."""
+        alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment not in _ALIGNMENTS:
             raise self._damaged(f"it aligns its tensors to {_shown(alignment)} bytes")
-        start = -(-self._at // alignment) * alignment
-        needed = start + self._n_data
-        if self._offsets and needed > self._n_bytes:
+        data_start = -(-self._at // alignment) * alignment
+        if tensors and data_start + self._n_data > self._n_bytes:
             raise self._damaged(
-                f"it is truncated: its tensors end at byte {needed:,}, the file at "
-                f"{self._n_bytes:,}. Download it again",
+                f"it is truncated: its tensors end at byte {data_start + self._n_data:,}, the file "
+                f"at {self._n_bytes:,}. Download it again"
             )
-        return start
+        starts = {name: (self._path, data_start + at) for name, at in self._offsets.items()}
+        return Header((self._path,), self._n_bytes, values, tensors, spans, starts)
 
     def _tensor(self) -> Tensor:
         name = self._text()

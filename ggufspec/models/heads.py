@@ -38,15 +38,11 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
     """
     if draft is None:
         return None if _why_no_mtp(target) else HeadFacts("mtp", target.n_mtp_layers)
-    if is_head(draft):
-        _check_rotation(draft)
-    if draft.architecture == EAGLE3:
-        return eagle3(target, draft)
-    if draft.architecture == DFLASH:
-        return dflash(target, draft)
-    if draft.architecture == ASSISTANT:
-        return _assistant(target, draft)
-    return _sidecar(target, draft) if is_head(draft) else None
+    if not is_head(draft):
+        return None
+    _check_rotation(draft)
+    checks = {EAGLE3: eagle3, DFLASH: dflash, ASSISTANT: _assistant}
+    return checks.get(draft.architecture, _sidecar)(target, draft)
 
 
 def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFacts | None]:
@@ -185,9 +181,8 @@ def _windows(header: Header) -> list[bool]:
     """Whether each layer has a sliding window. Raises ModelError."""
     found = header.values.get(f"{header.architecture}.attention.sliding_window_pattern")
     if not isinstance(found, list) or len(found) != header.n_layers:
-        raise ModelError(
-            f"{header.paths[0]} is damaged: its sliding_window_pattern is not a list of "
-            f"{header.n_layers} layers. Download it again"
+        raise header.damaged(
+            f"its sliding_window_pattern is not a list of {header.n_layers} layers"
         )
     return [bool(each) for each in found]
 

@@ -128,34 +128,34 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
     from huggingface_hub import errors
 
     what = repo if path is None else f"{repo}/{path}"
+    token = "the environment variable HF_TOKEN or `hf auth login`"
+    messages: dict[type[Exception], str] = {
+        errors.GatedRepoError: f"{repo} is gated: accept its licence at "
+        f"https://huggingface.co/{repo}, then set a token of that account with {token}",
+        errors.RevisionNotFoundError: f"{repo} has no revision {revision}; the default is main",
+        errors.EntryNotFoundError: f"{what} does not exist at revision {revision}",
+        errors.RepositoryNotFoundError: f"the hub has no repository {repo}, or it is private: "
+        f"check the name; for a private one, set a token with {token}",
+        errors.OfflineModeIsEnabled: offline_message(what),
+        httpx2.InvalidURL: _no_hub(),
+    }
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise DownloadError(
-            f"{repo} is gated: accept its licence at https://huggingface.co/{repo}, then set a "
-            "token of that account with the environment variable HF_TOKEN or `hf auth login`"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise DownloadError(f"{repo} has no revision {revision}; the default is main") from error
-    except errors.EntryNotFoundError as error:
-        raise DownloadError(f"{what} does not exist at revision {revision}") from error
-    except errors.RepositoryNotFoundError as error:
-        raise DownloadError(
-            f"the hub has no repository {repo}, or it is private: check the name; for a private "
-            "one, set a token with the environment variable HF_TOKEN or `hf auth login`"
-        ) from error
+    except tuple(messages) as error:
+        found = next(messages[kind] for kind in messages if isinstance(error, kind))
+        raise DownloadError(found) from error
+    except errors.HFValidationError as error:
+        raise DownloadError(f"{repo} is not a valid repository name: {error}") from error
     except errors.HfHubHTTPError as error:
         raise _refusal(what, repo, error.response) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise DownloadError(offline_message(what)) from error
     except httpx2.ProxyError as error:
         raise Transient(f"the proxy refused {what}: {error}; check HTTPS_PROXY") from error
     except httpx2.HTTPError as error:
-        raise _broken(what, error, path) from error
-    except errors.HFValidationError as error:
-        raise DownloadError(f"{repo} is not a valid repository name: {error}") from error
-    except httpx2.InvalidURL as error:
-        raise DownloadError(_no_hub()) from error
+        reason = str(error) or type(error).__name__
+        raise Transient(
+            f"the connection to the hub failed for {what}: {reason}. Try again later, or with "
+            f"--offline if it is in the cache{f'; {KEPT}' if path else ''}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -175,15 +175,6 @@ def offline_message(what: str) -> str:
     return (
         f"{what} is not in the cache, and downloads are off (--offline or HF_HUB_OFFLINE): "
         "pull it first with network access"
-    )
-
-
-def _broken(what: str, error: BaseException, path: str | None) -> Transient:
-    reason = str(error) or type(error).__name__
-    kept = f"; {KEPT}" if path else ""
-    return Transient(
-        f"the connection to the hub failed for {what}: {reason}. Try again later, or with "
-        f"--offline if it is in the cache{kept}"
     )
 
 

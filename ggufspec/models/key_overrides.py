@@ -90,23 +90,15 @@ def rope_of(
             "rope_scale (--rope-scale) and rope_freq_scale (--rope-freq-scale) were given, which "
             "is 1 / rope_scale; give one of them"
         )
-    checked = {
-        "rope_scale": scale,
-        "rope_freq_base": freq_base,
-        "rope_freq_scale": freq_scale,
-    }
-    for name, value in checked.items():
-        if value is not None and not 0 < validate.number32(name, value) < math.inf:
-            raise OptionError(f"{name} is {value}; it must be a finite number greater than 0")
+    factors = {"scale": scale, "freq_base": freq_base, "freq_scale": freq_scale}
+    for name, value in factors.items():
+        if value is not None and not 0 < validate.number32(f"rope_{name}", value) < math.inf:
+            raise OptionError(f"rope_{name} is {value}; it must be a finite number greater than 0")
     if n_ctx_orig is not None and not 0 < validate.whole("yarn_orig_ctx", n_ctx_orig) < 2**31:
         raise OptionError(f"yarn_orig_ctx is {n_ctx_orig}; it must be from 1 to {2**31 - 1:,}")
     factor = scale if freq_scale is None else 1 / freq_scale
-    return Rope(
-        scaling,
-        None if factor is None else float(factor),
-        None if freq_base is None else float(freq_base),
-        n_ctx_orig,
-    )
+    scale, freq_base = (None if each is None else float(each) for each in (factor, freq_base))
+    return Rope(scaling, scale, freq_base, n_ctx_orig)
 
 
 def key_overrides_of(name: str, given: object) -> KeyOverrides:

@@ -46,18 +46,12 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
     if entry.size is not None:
         n_mtp_bytes = sum(tensor.n_bytes for tensor in header.mtp_tensors)  # not loaded
         scale = (entry.size - n_mtp_bytes - made.n_bytes + n_layer_bytes) / n_layer_bytes
-    layers = [
-        replace(
-            layer,
-            n_bytes=round(layer.n_bytes * scale),
-            n_active_bytes=round(layer.n_active_bytes * scale),
-            n_ffn_bytes=round(layer.n_ffn_bytes * scale),
-            n_expert_bytes=round(layer.n_expert_bytes * scale),
-        )
+    sizes = ("n_bytes", "n_active_bytes", "n_ffn_bytes", "n_expert_bytes")
+    layers = tuple(
+        replace(layer, **{name: round(getattr(layer, name) * scale) for name in sizes})
         for layer in made.layers
-    ]
-    is_exact = entry.size is not None
-    return replace(made, layers=tuple(layers), n_vocab=known.n_vocab, is_exact=is_exact)
+    )
+    return replace(made, layers=layers, n_vocab=known.n_vocab, is_exact=entry.size is not None)
 
 
 def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:

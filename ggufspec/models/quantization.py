@@ -181,6 +181,10 @@ def header_of(name: str, of: Dimensions, quantization: str) -> Header:
         "feed_forward_length": of.n_ff_dense or of.n_ff,
         "attention.head_count": of.n_heads,
         "attention.head_count_kv": of.n_heads_kv,
+        "nextn_predict_layers": of.n_mtp_layers,
+        "expert_count": of.n_experts,
+        "expert_shared_count": of.n_experts_shared,
+        "leading_dense_block_count": of.n_dense_layers,
     }
     if ARCHITECTURES.get(of.architecture, Architecture()).is_gated:
         values["attention.key_length"] = values["attention.value_length"] = of.n_embd_head
@@ -196,17 +200,10 @@ def header_of(name: str, of: Dimensions, quantization: str) -> Header:
         values["rope.dimension_count"] = of.n_embd_head // 2
         values["expert_gating_func"] = _SIGMOID
         values["expert_weights_norm"] = True
-    if of.n_mtp_layers:
-        values["nextn_predict_layers"] = of.n_mtp_layers
     if of.n_experts:
-        values["expert_count"] = of.n_experts
         values["expert_used_count"] = of.n_experts_used or 1
         values["expert_feed_forward_length"] = of.n_ff
-    if of.n_experts_shared:
-        values["expert_shared_count"] = of.n_experts_shared
-    if of.n_dense_layers:
-        values["leading_dense_block_count"] = of.n_dense_layers
-    named = {f"{of.architecture}.{key}": value for key, value in values.items()}
+    named = {f"{of.architecture}.{key}": value for key, value in values.items() if value}
     named |= {"general.architecture": of.architecture, "general.name": name}
     named["general.file_type"] = FILE_TYPES[quantization][0]
     return Header((), 0, named, tensors_of(of, quantization))

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ggufspec.common.files import default_cache_dir, platform_folder
@@ -80,17 +79,13 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class TrimEntry:
-    """A draft that `ggufspec trim` makes of a registered model.
-
-    target: the model whose text decides which tokens are kept. vocab: number of tokens to keep.
-    layers: the layers to keep, such as "0-9,14-23".
-    """
+    """A draft that `ggufspec trim` makes of a registered model."""
 
     alias: str
     of: str
-    target: str | None = None
-    vocab: int | None = None
-    layers: str | None = None
+    target: str | None = None  # the model whose text decides which tokens are kept
+    vocab: int | None = None  # number of tokens to keep
+    layers: str | None = None  # the layers to keep, such as "0-9,14-23"
 
     @property
     def path(self) -> Path:
@@ -179,13 +174,12 @@ def load_registry() -> Registry:
     package = Path(__file__).parents[1]
     shipped = package / _FILE_NAME  # in a source tree, the file is above the package
     shipped = shipped if shipped.is_file() else package.parent / _FILE_NAME
-    texts = [(_FILE_NAME, shipped.read_text(encoding="utf-8"))]
     own = user_registry_path()
-    if own is not None and own.is_file():
-        texts.append((str(own), _read(own)))
-    for chosen in filter(None, os.environ.get(REGISTRY_VARIABLE, "").split(os.pathsep)):
-        texts.append((chosen, _read(Path(chosen).expanduser())))
-    return parse_registry(texts)
+    paths = [own] if own is not None and own.is_file() else []
+    chosen = filter(None, os.environ.get(REGISTRY_VARIABLE, "").split(os.pathsep))
+    paths += [Path(path).expanduser() for path in chosen]
+    texts = [(_FILE_NAME, shipped.read_text(encoding="utf-8"))]
+    return parse_registry([*texts, *((str(path), _read(path)) for path in paths)])
 
 
 def user_registry_path() -> Path | None:
@@ -222,7 +216,7 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
             trims[name] = _trim(name, table, models)
         for name, table in root.tables("pairs"):
             pairs[name] = _pair(name, table, models, trims)
-    return Registry(MappingProxyType(models), MappingProxyType(pairs), MappingProxyType(trims))
+    return Registry(models, pairs, trims)
 
 
 def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelEntry:
@@ -232,7 +226,7 @@ def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelE
         raise table.wrong(
             f"shape is {shape!r}; there is no [shapes] entry of that name", shape, shapes
         )
-    entry: ModelEntry = table.fill(ModelEntry, alias=name, shape=shapes.get(shape or ""))
+    entry = table.fill(ModelEntry, alias=name, shape=shapes.get(shape or ""))
     if not _REPO.fullmatch(entry.repo):
         raise table.wrong(f"repo is {entry.repo!r}; it must be user/repo")
     if not entry.files or not all(file.lower().endswith(".gguf") for file in entry.files):
@@ -251,7 +245,7 @@ def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelE
 
 def _trim(name: str, table: _Table, models: Iterable[str]) -> TrimEntry:
     _check_name(name, table)
-    trim: TrimEntry = table.fill(TrimEntry, alias=name)
+    trim = table.fill(TrimEntry, alias=name)
     if trim.vocab is None and trim.layers is None:
         raise table.wrong("has neither vocab nor layers; it needs one")
     if trim.layers is not None and not numbers_of(trim.layers):
@@ -277,12 +271,11 @@ _SETTINGS = {"draft_n", "temp", "ctx_size", "gpu_layers", "gpu_layers_draft"}
 
 
 def _pair(name: str, table: _Table, models: Iterable[str], trims: Iterable[str]) -> ModelPair:
-    settings = table.take("settings", dict, required=False) or {}
-    _Table(table.file, f"{table.key}.settings", settings).check_keys(_SETTINGS)
-    for option, value in settings.items():
+    pair = table.fill(ModelPair, name=name)
+    _Table(table.file, f"{table.key}.settings", pair.settings).check_keys(_SETTINGS)
+    for option, value in pair.settings.items():
         if type(value) not in (int, float):
             raise table.wrong(f"settings.{option} is {value!r}; it must be a number")
-    pair: ModelPair = table.fill(ModelPair, name=name, settings=MappingProxyType(settings))
     target = _known(pair.target, table, models)
     return replace(pair, target=target, draft=_known(pair.draft, table, (*models, *trims)))
 
@@ -292,6 +285,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "bool": (bool, "true or false"),
     "str": (str, "a string"),
     "tuple[str, ...]": (list, "a list of strings"),
+    "Mapping[str, int | float]": (dict, "a table"),
 }
 Record = TypeVar("Record")
 Entry = TypeVar("Entry")
@@ -320,7 +314,8 @@ class _Table:
             if name in known:
                 continue
             kind, _ = _KINDS[str(each.type).removesuffix(" | None")]
-            value = self.take(name, kind, required=each.default is MISSING)
+            is_required = each.default is MISSING and each.default_factory is MISSING
+            value = self.take(name, kind, required=is_required)
             if value is not None:
                 known[name] = tuple(value) if isinstance(value, list) else value
         return record(**known)
@@ -334,8 +329,7 @@ class _Table:
             return None
         fits = type(value) is kind
         if not fits or (kind is list and not all(isinstance(part, str) for part in value)):
-            wanted = dict(_KINDS.values()).get(kind, "a table")
-            raise self.wrong(f"{name} is {value!r}; it must be {wanted}")
+            raise self.wrong(f"{name} is {value!r}; it must be {dict(_KINDS.values())[kind]}")
         if kind is int and value < 1:
             raise self.wrong(f"{name} is {value}; it must be at least 1")
         return value

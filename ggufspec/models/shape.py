@@ -110,11 +110,6 @@ class ModelShape:
         """llama.cpp's pattern for the names of the tensors that `Layer.n_ffn_bytes` counts."""
         return EXPERTS if self.n_experts else DENSE
 
-    @property
-    def n_bits(self) -> float:
-        """Bits of a weight, on average."""
-        return 8 * self.n_bytes / self.n_params
-
 
 def shape_of(header: Header) -> ModelShape:
     """The shape of a model, from its header. Raises ModelError for impossible numbers.
@@ -134,20 +129,12 @@ def shape_of(header: Header) -> ModelShape:
     n_experts, n_used = experts_of(header)
     n_ff = max(header.numbers("feed_forward_length", 0))
     used = header.mtp_layers if is_mtp_alone(header) else range(header.mtp_layers.start)
-    n_input = n_output = n_params = n_matrix = 0
-    for tensor in header.tensors:
-        if (layer := layer_of(tensor.name)) is not None:
-            if layer in used:
-                n_params += tensor.n_values
-                n_matrix = max(n_matrix, tensor.n_bytes)
-            continue
-        n_params += tensor.n_values
-        if tensor.name.startswith(_INPUT):
-            n_input += tensor.n_bytes
-            if is_tied and tensor.name == "token_embd.weight":
-                n_output += tensor.n_bytes  # also read as the output matrix
-        else:
-            n_output += tensor.n_bytes
+    inside = [tensor for tensor in header.tensors if layer_of(tensor.name) in used]
+    ends = [tensor for tensor in header.tensors if layer_of(tensor.name) is None]
+    n_input = sum(tensor.n_bytes for tensor in ends if tensor.name.startswith(_INPUT))
+    n_output = sum(tensor.n_bytes for tensor in ends) - n_input
+    if is_tied:  # the embedding is also read as the output matrix
+        n_output += sum(tensor.n_bytes for tensor in ends if tensor.name == "token_embd.weight")
     return ModelShape(
         name=header.name,
         layers=_layers(header, n_embd, used),
@@ -159,12 +146,12 @@ def shape_of(header: Header) -> ModelShape:
         n_embd_head=header.number("attention.key_length", n_embd // n_heads if n_heads else 0),
         n_vocab=header.n_vocab,
         n_ctx_train=header.n_ctx,
-        n_params=max(n_params, 1),
+        n_params=max(sum(tensor.n_values for tensor in (*ends, *inside)), 1),
         matrix_type=header.matrix_type,
         is_tied=is_tied,
         n_recurrent=header.number("ssm.inner_size", 0) + _n_convolved(header),
         can_roll_back=header.architecture in _ROLLED_BACK,
-        n_matrix_bytes=n_matrix,
+        n_matrix_bytes=max((tensor.n_bytes for tensor in inside), default=0),
         has_windows=header.number("attention.sliding_window", 0) > 0,
         n_experts=n_experts,
         n_experts_used=n_used,
@@ -240,16 +227,13 @@ def _check_numbers(header: Header, n_embd: int) -> None:
     for tensor in header.tensors:
         width = widths.get(tensor.name, tensor.shape[0])
         if tensor.shape[0] != width:
-            raise ModelError(
-                f"{header.paths[0]} is damaged: {tensor.name} is {tensor.shape[0]} wide, and the "
-                f"header says {width}. Download it again"
+            raise header.damaged(
+                f"{tensor.name} is {tensor.shape[0]} wide, and the header says {width}"
             )
     for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
         epsilon = header.values.get(f"{header.architecture}.attention.{key}", 0.0)
         if not isinstance(epsilon, float) or not 0 <= epsilon < 1:
-            raise ModelError(
-                f"{header.paths[0]} is damaged: its {key} is {epsilon}. Download it again"
-            )
+            raise header.damaged(f"its {key} is {epsilon}")
 
 
 def _check_tokens(header: Header) -> None:

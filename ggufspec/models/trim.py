@@ -126,10 +126,7 @@ def required_tokens(source: Header) -> list[int]:
     for key in (_SCORES, _TYPES):
         n = values[key].length if key in values else len(tokens)
         if n is None or n < len(tokens):
-            raise ModelError(
-                f"{source.paths[0]} is damaged: it has {len(tokens):,} tokens, but {n or 0:,} "
-                f"values of {key}. Download it again"
-            )
+            raise source.damaged(f"it has {len(tokens):,} tokens, but {n or 0:,} values of {key}")
     types = values[_TYPES].numbers if _TYPES in values else (0,) * len(tokens)
     required = {*_special_tokens(source).values()}
     for key, value in values.items():

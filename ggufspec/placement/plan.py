@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -240,7 +240,9 @@ def _plans(
     offloads: bool,
 ) -> Iterator[OffloadPlan]:
     """All plans with these caches; `offloads` False: only plans with all layers on the host."""
-    of_target = _Target(target, machine, caches)
+    n_depth = round(caches.n_ctx * _DEPTH)
+    target_memory = cache(partial(ModelMemory, target, caches))  # by `n_cpu_ffn`
+    target_times = cache(partial(PassTimes, target, machine.bandwidths, n_depth=n_depth))
     n_rows = max(caches.n_draft_max, 2)  # the draft of the draft needs as many rows
     if draft is not None and draft.n_row_values:  # a head
         n_rows = draft.n_step_tokens
@@ -264,8 +266,9 @@ def _plans(
             gpu.n_free - _SPARE - (on_gpu if i == prompt_gpu else 0)
             for i, gpu in enumerate(machine.gpus)
         ]
-        for n_gpu_layers, n_cpu_ffn in _target_places(of_target, rooms, options):
-            memory, times = of_target.memory(n_cpu_ffn), of_target.times(n_cpu_ffn)
+        places = _target_places(target_memory, rooms, machine.n_remote, options)
+        for n_gpu_layers, n_cpu_ffn in places:
+            memory, times = target_memory(n_cpu_ffn), target_times(n_cpu_ffn)
             if draft and draft.is_inside and bool(n_gpu_layers) != bool(n_gpu_layers_draft):
                 continue
             if not offloads and (n_gpu_layers or n_gpu_layers_draft):
@@ -321,11 +324,14 @@ def _draft_places(
 
 
 def _target_places(
-    of: _Target, rooms: Sequence[int], options: PlacementOptions
+    memory_of: Callable[[int], ModelMemory],
+    rooms: Sequence[int],
+    n_remote: int,
+    options: PlacementOptions,
 ) -> Iterator[tuple[int, int]]:
-    """(GPU layers of the target, number of layers whose `n_ffn_bytes` stay on the CPU) to try."""
-    kept, n_remote = options.n_cpu_ffn or 0, of.machine.n_remote
-    memory = of.memory(kept)
+    """(GPU layers of the target, `n_cpu_ffn`) to try. memory_of: its memory by `n_cpu_ffn`."""
+    kept = options.n_cpu_ffn or 0
+    memory = memory_of(kept)
     if not rooms:
         yield 0, kept
         return
@@ -339,24 +345,14 @@ def _target_places(
     yield 0, kept
     if options.n_cpu_ffn is None and n_fitting < memory.n_units:
         n_layers = memory.shape.n_layers
-        most = of.memory(n_layers).n_fitting(rooms)
+        most = memory_of(n_layers).n_fitting(rooms)
         if most < memory.n_units:
             yield most, n_layers
             return
         least = bisect_left(
-            range(n_layers), True, key=lambda n: of.memory(n).n_fitting(rooms) == memory.n_units
+            range(n_layers), True, key=lambda n: memory_of(n).n_fitting(rooms) == memory.n_units
         )
         yield memory.n_units, least
-
-
-class _Target:
-    """A target's memory and pass times, as functions of `n_cpu_ffn`."""
-
-    def __init__(self, shape: ModelShape, machine: Machine, caches: CacheParams) -> None:
-        self.machine = machine
-        n_depth = round(caches.n_ctx * _DEPTH)
-        self.memory = cache(partial(ModelMemory, shape, caches))
-        self.times = cache(partial(PassTimes, shape, machine.bandwidths, n_depth=n_depth))
 
 
 def _on_gpus(memory: ModelMemory, split: Sequence[int], n_remote: int, has_gpu: bool) -> list[int]:

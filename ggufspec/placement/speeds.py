@@ -188,7 +188,8 @@ class PassTimes:
         number of tokens in the cache, which each pass reads."""
         self._bandwidths = bandwidths
         self._n_step_tokens, self._n_per_step = shape.n_step_tokens, shape.n_per_step
-        self._host = bandwidths.host * (_PACKED if shape.n_bits < _PACKED_BITS else 1.0)
+        is_packed = 8 * shape.n_bytes < _PACKED_BITS * shape.n_params
+        self._host = bandwidths.host * (_PACKED if is_packed else 1.0)
         self._n_experts, self._n_used = shape.n_experts, shape.n_experts_used
         share = self._n_used / self._n_experts if self._n_experts else 1.0
         units, n_split = [_Weights(shape.n_output_bytes, 0.0)], [0]  # on GPUs, the output first
@@ -220,11 +221,14 @@ class PassTimes:
         return self._shares(n_gpu_layers, _ONCE, _ONCE)
 
     def _shares(self, n_gpu_layers: int, of_host: _Weights, of_gpu: _Weights) -> Shares:
-        at, here = self._bandwidths, self._on_gpu[n_gpu_layers]
-        on_host = _Weights(self._all.dense - here.dense, self._all.experts - here.experts)
-        gpu = here.times(of_gpu) / at.gpu
+        at = self._bandwidths
+        gpu = self._on_gpu[n_gpu_layers].times(of_gpu) / at.gpu
         gpu += self._n_computed[n_gpu_layers] * at.gpu_layer * of_gpu.dense
-        return Shares(on_host.times(of_host) / self._host, gpu)
+        return Shares(self._on_host(n_gpu_layers).times(of_host) / self._host, gpu)
+
+    def _on_host(self, n_gpu_layers: int) -> _Weights:
+        on_gpu = self._on_gpu[n_gpu_layers]
+        return _Weights(self._all.dense - on_gpu.dense, self._all.experts - on_gpu.experts)
 
     def seconds(self, n_gpu_layers: int, n_tokens: int = 1) -> float:
         """The predicted seconds of a pass over `n_tokens` tokens."""
@@ -237,9 +241,7 @@ class PassTimes:
             n_values = self._n_embd * (1 + 2 * n_split) + self._n_vocab
             moved = 4 * n_tokens * n_values / at.transfer + n_split * SPLIT_SECONDS
         if n_tokens >= _N_COPIED and self.copying_pays(n_tokens):
-            here = self._on_gpu[n_gpu_layers]
-            left = _Weights(self._all.dense - here.dense, self._all.experts - here.experts)
-            n_copied = left.times(self._read(n_tokens))
+            n_copied = self._on_host(n_gpu_layers).times(self._read(n_tokens))
             gpu += n_copied / at.gpu
             moved += n_copied / at.transfer
             host = 0.0
