@@ -44,15 +44,15 @@ def adapters_of(name: str, given: object) -> Adapters:
         raise OptionError(
             f"{name} is {given!r}; it must be a list of files, or of (file, scale) pairs"
         )
-    return tuple(_adapter_of(f"an entry of {name}", each) for each in given)
-
-
-def _adapter_of(name: str, given: object) -> Adapter:
-    path, scale = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, 1.0)
-    found = validate.number32(f"the scale of {path} in {name}", scale)
-    if not math.isfinite(found):
-        raise OptionError(f"the scale of {path} in {name} is {found}; it must be a finite number")
-    return Adapter(validate.path(name, path), found)
+    adapters = []
+    for each in given:
+        path, scale = each if isinstance(each, (tuple, list)) and len(each) == 2 else (each, 1.0)
+        what = f"the scale of {path} in an entry of {name}"
+        found = validate.number32(what, scale)
+        if not math.isfinite(found):
+            raise OptionError(f"{what} is {found}; it must be a finite number")
+        adapters.append(Adapter(validate.path(f"an entry of {name}", path), found))
+    return tuple(adapters)
 
 
 def check_no_adapter(header: Header) -> None:

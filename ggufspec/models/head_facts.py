@@ -35,33 +35,27 @@ DFLASH_BATCH = 64  # llama.cpp computes logits of each token of this batch, too
 class Block:
     """The input with which a DFlash head drafts: the text's last token, then `mask` tokens.
 
-    n_tokens: length of a block in training. first: index of the first place that predicts, namely
-    the next token of the text. n_candidates: number of tokens that DFlash2 scores per place, given
-    the token before; 0: logits of all tokens. is_causal: a token of a block sees no later ones.
+    n_candidates: number of tokens that DFlash2 scores per place, given the token before; 0: logits
+    of all tokens.
     """
 
-    n_tokens: int
+    n_tokens: int  # length of a block in training
     mask: int
-    first: int = 1
+    first: int = 1  # index of the first place that predicts, namely the next token of the text
     n_candidates: int = 0
-    is_causal: bool = False
+    is_causal: bool = False  # a token of a block sees no later ones
 
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """A head that drafts from the target's hidden states.
-
-    n_layers: number of its layers that draft one token each. target_layers: the target's layers
-    whose inputs it reads (EAGLE-3, DFlash). shares_cache: it reads the target's KV cache instead
-    of its own. borrows_output: it uses the target's output matrix. block: of DFlash heads only.
-    """
+    """A head that drafts from the target's hidden states."""
 
     kind: Literal["mtp", "eagle3", "dflash"]
-    n_layers: int = 1
-    target_layers: tuple[int, ...] = ()
-    shares_cache: bool = False
-    borrows_output: bool = False
-    block: Block | None = None
+    n_layers: int = 1  # number of its layers that draft one token each
+    target_layers: tuple[int, ...] = ()  # the target's, whose inputs it reads (EAGLE-3, DFlash)
+    shares_cache: bool = False  # it reads the target's KV cache instead of its own
+    borrows_output: bool = False  # it uses the target's output matrix
+    block: Block | None = None  # of DFlash heads only
 
     def n_rows(self, n_draft_max: int) -> int:
         """Tokens, each with a row of logits, in a pass of the head that drafts `n_draft_max`."""

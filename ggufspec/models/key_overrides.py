@@ -48,15 +48,12 @@ KeyOverrides = tuple[KeyOverride, ...]
 
 
 class Rope(NamedTuple):
-    """Scaling of positions for a context longer than in training; None: the file's value.
-
-    scale: the factor by which the context grows. n_ctx_orig: the context length before scaling.
-    """
+    """Scaling of positions for a context longer than in training; None: the file's value."""
 
     scaling: str | None = None
-    scale: float | None = None
+    scale: float | None = None  # the factor by which the context grows
     freq_base: float | None = None
-    n_ctx_orig: int | None = None
+    n_ctx_orig: int | None = None  # the context length before scaling
 
     def overrides(self, architecture: str) -> KeyOverrides:
         """These values as overrides of the keys that llama.cpp reads for each architecture."""

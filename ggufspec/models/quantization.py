@@ -20,7 +20,7 @@ class Architecture:
     """How the tensors of an architecture differ from those of the Llama family.
 
     is_gated: the feed-forward network has three matrices; otherwise it has two, every matrix has a
-    bias, and norms are LayerNorm. ffn_norm: the norm before the feed-forward network.
+    bias, and norms are LayerNorm.
     """
 
     is_gated: bool = True
@@ -32,7 +32,7 @@ class Architecture:
     has_sinks: bool = False  # attention sinks: a logit per head
     has_all_biases: bool = False  # also of attention output, router, experts
     has_choice_biases: bool = False  # added to router probabilities, to choose experts
-    ffn_norm: str = "ffn_norm"
+    ffn_norm: str = "ffn_norm"  # the norm before the feed-forward network
 
 
 # The tests load and run a stand-in of each.

@@ -26,45 +26,32 @@ _ROLLED_BACK = frozenset(("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qw
 class Layer:
     """A block of a model.
 
-    n_bytes: size of its weights. n_active_bytes: size of the weights that one token reads (in a
-    mixture, only the experts it is routed to). n_kv_values: numbers in the KV cache per token; a
-    sliding window does not reduce them, since rejected tokens must be removable. n_state_bytes:
-    size of a recurrent state, at any context length. n_ffn_bytes: size of the experts, or of the
-    dense feed-forward network, which can stay on the CPU while the rest is on a GPU.
-    n_expert_bytes: size of the experts alone.
+    n_kv_values: numbers in the KV cache per token; a sliding window does not reduce them, since
+    rejected tokens must be removable. n_ffn_bytes: size of the experts, or of the dense
+    feed-forward network, which can stay on the CPU while the rest is on a GPU.
     """
 
-    n_bytes: int
-    n_active_bytes: int
+    n_bytes: int  # size of its weights
+    n_active_bytes: int  # of those that one token reads: in a mixture, of the experts it uses
     n_kv_values: int
-    n_state_bytes: int = 0
+    n_state_bytes: int = 0  # size of a recurrent state, at any context length
     n_ffn_bytes: int = 0
-    n_expert_bytes: int = 0
+    n_expert_bytes: int = 0  # size of the experts alone
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """The sizes of a model's parts.
 
-    n_input_bytes: the token embedding, of which a pass reads a row for each token. n_output_bytes:
-    everything after the last layer, and the embedding again if it is_tied to the output.
-    is_exact: sizes come from a file; otherwise they are estimates. matrix_type: see Header.
-    Layers that are not loaded, such as an unused head, have 0 bytes.
-    For a head: n_shared_bytes, the part of the output that belongs to the target: read, but not
-    stored again; n_row_values, numbers of hidden states kept per token of a batch; n_logits,
-    logits computed per token of a batch (EAGLE-3, DFlash); n_step_tokens, tokens in a pass that
-    drafts; n_per_step, tokens that this pass predicts; is_inside: it is in the target's file, and
-    on the target's devices.
-    n_recurrent: numbers per token that enter the convolution and leave the state of a recurrent
-    layer. can_roll_back: llama.cpp can keep earlier states.
-    n_matrix_bytes: size of the largest matrix. has_windows: some layers have sliding windows.
-    n_experts, n_experts_used: experts in a layer, and used per token; 0: it is no mixture.
-    n_ff_expert: the width of an expert's feed-forward network.
+    n_output_bytes: everything after the last layer, and the embedding again if it is_tied to the
+    output. n_recurrent: numbers per token that enter the convolution and leave the state of a
+    recurrent layer. n_shared_bytes: part of a head's output that belongs to the target: read, but
+    not stored again.
     """
 
     name: str
-    layers: tuple[Layer, ...]
-    n_input_bytes: int
+    layers: tuple[Layer, ...]  # those that are not loaded, such as an unused head, have 0 bytes
+    n_input_bytes: int  # the token embedding, of which a pass reads a row for each token
     n_output_bytes: int
     n_embd: int
     n_ff: int
@@ -73,22 +60,22 @@ class ModelShape:
     n_vocab: int
     n_ctx_train: int
     n_params: int
-    matrix_type: str = "unknown"
+    matrix_type: str = "unknown"  # see Header
     is_tied: bool = False
-    is_exact: bool = True
+    is_exact: bool = True  # sizes come from a file; otherwise they are estimates
     n_shared_bytes: int = 0
-    n_row_values: int = 0
-    n_logits: int = 0
-    n_step_tokens: int = 1
-    n_per_step: int = 1
-    is_inside: bool = False
+    n_row_values: int = 0  # of a head: numbers of hidden states kept per token of a batch
+    n_logits: int = 0  # of a head: logits computed per token of a batch (EAGLE-3, DFlash)
+    n_step_tokens: int = 1  # of a head: tokens in a pass that drafts
+    n_per_step: int = 1  # of a head: tokens that this pass predicts
+    is_inside: bool = False  # a head in the target's file, and on the target's devices
     n_recurrent: int = 0
-    can_roll_back: bool = False
-    n_matrix_bytes: int = 0
-    has_windows: bool = False
-    n_experts: int = 0
-    n_experts_used: int = 0
-    n_ff_expert: int = 0
+    can_roll_back: bool = False  # llama.cpp can keep earlier recurrent states
+    n_matrix_bytes: int = 0  # size of the largest matrix
+    has_windows: bool = False  # some layers have sliding windows
+    n_experts: int = 0  # in a layer; 0: it is no mixture
+    n_experts_used: int = 0  # per token
+    n_ff_expert: int = 0  # the width of an expert's feed-forward network
 
     @property
     def n_layers(self) -> int:

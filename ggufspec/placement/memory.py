@@ -55,12 +55,7 @@ _LEAVES_OF_ALL = 64
 
 @dataclass(frozen=True)
 class CacheParams:
-    """The parameters of a context that determine the size of its KV cache and buffers.
-
-    `n_draft_max`: the longest draft that a target's context verifies; 0 for a draft's context.
-    `n_rows`: maximum rows of logits per slot in a pass; 0: n_draft_max + 1. `n_checkpoints`:
-    number of recurrent states per slot that are kept on the host.
-    """
+    """The parameters of a context that determine the size of its KV cache and buffers."""
 
     n_ctx: int  # tokens per slot
     n_batch: int
@@ -68,9 +63,9 @@ class CacheParams:
     type_v: str = defaults.KV_TYPE
     flash_attention: bool = True
     n_slots: int = 1  # concurrent texts
-    n_draft_max: int = 0
-    n_rows: int = 0
-    n_checkpoints: int = 0
+    n_draft_max: int = 0  # the longest draft that a target's context verifies; 0: of a draft
+    n_rows: int = 0  # maximum rows of logits per slot in a pass; 0: n_draft_max + 1
+    n_checkpoints: int = 0  # recurrent states per slot that are kept on the host
 
     @property
     def n_outputs(self) -> int:

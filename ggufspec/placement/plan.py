@@ -54,23 +54,21 @@ class OffloadPlan:
 
     Layers are counted as in llama.cpp, with the output as one more layer. `n_cpu_ffn`: number of
     first layers whose experts or dense feed-forward networks stay on the CPU even if the layer is
-    on a GPU. `split`: layers of the target on each GPU; `draft_gpu`: index of the draft's GPU.
-    `n_draft`: draft length at the predicted speed. `offloads`: a GPU computes prompts for the
-    layers of the host, too, and needs buffers for this.
+    on a GPU.
     """
 
     n_gpu_layers: int
     n_gpu_layers_draft: int
-    split: tuple[int, ...]
-    draft_gpu: int | None
+    split: tuple[int, ...]  # layers of the target on each GPU
+    draft_gpu: int | None  # index of the draft's GPU
     caches: CacheParams
     gpu_bytes: tuple[int, ...]
     host_bytes: int
-    n_draft: int
+    n_draft: int  # draft length at the predicted speed
     tokens_per_second: float
     plain_tokens_per_second: float
     fits: bool
-    offloads: bool = True
+    offloads: bool = True  # a GPU computes prompts for the host's layers, too, and needs buffers
     n_cpu_ffn: int = 0
 
 

@@ -41,18 +41,14 @@ _BATCHED_TYPES = ("Q4_0", "Q5_0", "IQ4_NL", "F16", "BF16")
 
 
 class Bandwidths(NamedTuple):
-    """Effective bytes/s of small batches, and slopes: cost of each further token of a batch.
-
-    `host`: for weights that need no unpacking. `gpu_layer`: additional seconds for each layer on a
-    GPU. `transfer`: bytes/s between CPU and GPU; 0 without a GPU.
-    """
+    """Effective bytes/s of small batches, and slopes: cost of each further token of a batch."""
 
     gpu: float = GPU_BANDWIDTH * GPU_EFFICIENCY
-    host: float = HOST_BANDWIDTH
+    host: float = HOST_BANDWIDTH  # for weights that need no unpacking
     gpu_slope: float = GPU_SLOPE
     host_slope: float = HOST_SLOPE
-    gpu_layer: float = LAYER_SECONDS
-    transfer: float = TRANSFER_BANDWIDTH
+    gpu_layer: float = LAYER_SECONDS  # additional seconds for each layer on a GPU
+    transfer: float = TRANSFER_BANDWIDTH  # between CPU and GPU; 0 without a GPU
 
 
 @cache
@@ -67,19 +63,16 @@ def known_bandwidth(description: str) -> float | None:
 class Gpu:
     """A GPU or another device that computes layers.
 
-    `bandwidth`: nominal bytes/s; None: looked up by `name`. `is_remote`: it belongs to an RPC
-    server, and takes layers of the target only. `is_shared`: it uses the machine's memory.
     `slowness`: measured seconds divided by those predicted from the bandwidth; 1 if not measured.
-    `slope`: cost of each further token of a batch, in passes over one token.
     """
 
     name: str
     n_free: int
-    bandwidth: float | None = None
-    is_remote: bool = False
+    bandwidth: float | None = None  # nominal bytes/s; None: looked up by `name`
+    is_remote: bool = False  # it belongs to an RPC server, and takes layers of the target only
     slowness: float = 1.0
-    slope: float = GPU_SLOPE
-    is_shared: bool = False
+    slope: float = GPU_SLOPE  # cost of each further token of a batch, in passes over one token
+    is_shared: bool = False  # it uses the machine's memory
 
     @property
     def nominal(self) -> float:
@@ -99,16 +92,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs and the free memory of a machine.
-
-    `host_bandwidth`: effective bytes/s of passes on the CPU, if known; `host_slope`: cost of each
-    further token of a batch there, in passes over one token.
-    """
+    """The GPUs and the free memory of a machine."""
 
     gpus: tuple[Gpu, ...]
     n_host_free: int | None
-    host_bandwidth: float | None = None
-    host_slope: float = HOST_SLOPE
+    host_bandwidth: float | None = None  # effective bytes/s of passes on the CPU, if known
+    host_slope: float = HOST_SLOPE  # see Gpu.slope
 
     @property
     def n_remote(self) -> int:
@@ -184,8 +173,7 @@ class PassTimes:
     def __init__(
         self, shape: ModelShape, bandwidths: Bandwidths, n_cpu_ffn: int = 0, n_depth: int = 0
     ) -> None:
-        """`n_cpu_ffn`: number of first layers whose `n_ffn_bytes` stay on the CPU. `n_depth`:
-        number of tokens in the cache, which each pass reads."""
+        """`n_cpu_ffn`: see ModelMemory. `n_depth`: tokens in the cache, which each pass reads."""
         self._bandwidths = bandwidths
         self._n_step_tokens, self._n_per_step = shape.n_step_tokens, shape.n_per_step
         is_packed = 8 * shape.n_bytes < _PACKED_BITS * shape.n_params

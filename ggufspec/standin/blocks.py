@@ -32,15 +32,13 @@ class BlockLayout(NamedTuple):
     """The byte layout of a block.
 
     `pack`: signs (n_blocks, n_values) -> the fields of a block in order, each (n_blocks, n), or
-    bytes that are the same in every block. `scales`: (offset, factor) of each number in a block
-    that is a multiple of the scale. `n_steps`: approximate root mean square of random quants, in
-    multiples of the scale. `number`: encodes a scale.
+    bytes that are the same in every block.
     """
 
     pack: Callable[[Signs], Sequence[NDArray[Any] | bytes]]
-    scales: tuple[tuple[int, float], ...]
-    n_steps: float
-    number: Callable[[float], bytes] = _half
+    scales: tuple[tuple[int, float], ...]  # (offset, factor) of each multiple of the scale
+    n_steps: float  # approximate root mean square of random quants, in multiples of the scale
+    number: Callable[[float], bytes] = _half  # encodes a scale
 
 
 def encode(kind: str, signs: Signs, scale: float) -> Bytes:

@@ -106,21 +106,6 @@ def without_mtp(of: Header) -> Header:
     return replace(of, values={**of.values, **own}, tensors=kept)
 
 
-def check_supported(of: Header) -> None:
-    """Raise ModelError for an architecture or a tensor that stand-ins do not support."""
-    _check_architecture(of.name, of.architecture)
-    for tensor in of.tensors:
-        if not (_LAYERED.fullmatch(tensor.name) or _ENDS.fullmatch(tensor.name)):
-            raise ModelError(
-                f"{of.name} has a tensor {tensor.name}, which stand-ins do not support"
-            )
-    if of.is_tied and any("_exps" in tensor.name for tensor in of.tensors):
-        raise ModelError(
-            f"{of.name} is a mixture of experts whose output matrix is its embedding, which "
-            "stand-ins do not support"
-        )
-
-
 def _check_architecture(name: str, architecture: str) -> None:
     if architecture not in ARCHITECTURES:
         raise ModelError(
@@ -158,7 +143,7 @@ def plan(
         of = without_mtp(of)
     elif not of.n_mtp_layers:
         raise ModelError(f"{of.name} has no MTP head: leave its agreement out")
-    check_supported(of)
+    _check_architecture(of.name, of.architecture)
     n_vocab = of.tensor("token_embd.weight").shape[1]
     _check(of, n_vocab)
     file_type = of.values.get("general.file_type")
@@ -178,7 +163,17 @@ def plan(
 
 
 def _check(of: Header, n_vocab: int) -> None:
+    """Raise ModelError for tensors that stand-ins do not support."""
+    if of.is_tied and any("_exps" in tensor.name for tensor in of.tensors):
+        raise ModelError(
+            f"{of.name} is a mixture of experts whose output matrix is its embedding, which "
+            "stand-ins do not support"
+        )
     for tensor in of.tensors:
+        if not (_LAYERED.fullmatch(tensor.name) or _ENDS.fullmatch(tensor.name)):
+            raise ModelError(
+                f"{of.name} has a tensor {tensor.name}, which stand-ins do not support"
+            )
         types = _MATRIX_TYPES if len(tensor.shape) > 1 else _VECTOR_TYPES
         if tensor.name.endswith("ffn_gate_inp.weight"):
             types = set(FLOATS)

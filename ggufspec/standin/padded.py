@@ -211,7 +211,10 @@ def _values(of: Dimensions, source: _Source, filled: float) -> dict[str, Any]:
 
 
 def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -> Iterator[Chunk]:
-    """The data of a tensor: the source's tensor in the top-left corner, zeros elsewhere."""
+    """The data of a tensor: the source's tensor in the top-left corner, zeros elsewhere.
+
+    What writes the residual stream is repeated: embeddings by column, other matrices by row.
+    """
     data = source.data.get(tensor.name)
     n_done = 0
     if data is not None and len(tensor.shape) == 1:
@@ -219,27 +222,17 @@ def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -
         n_done = len(corner)
         yield corner
     elif data is not None:
-        data = _repeated(tensor.name, data, n_copies)
+        if tensor.name.startswith("token_embd"):
+            data = np.tile(data, (1, n_copies))
+        elif tensor.name.endswith(("attn_output.weight", "ffn_down.weight")):
+            data = np.tile(data, (n_copies, 1))
         n_done = len(data) * tensor.row_bytes
-        yield from _widened(data, tensor.row_bytes)
+        n_step = max(1, _CHUNK // tensor.row_bytes)
+        rows = np.zeros((n_step, tensor.row_bytes), np.uint8)
+        for start in range(0, len(data), n_step):
+            piece = data[start : start + n_step]
+            rows[: len(piece), : data.shape[1]] = piece
+            yield rows[: len(piece)].data.cast("B")
     zeros = memoryview(bytes(min(tensor.n_bytes - n_done, _CHUNK)))
     for start in range(n_done, tensor.n_bytes, _CHUNK):
         yield zeros[: tensor.n_bytes - start]
-
-
-def _repeated(name: str, data: NDArray[np.uint8], n_copies: int) -> NDArray[np.uint8]:
-    """The data, repeated (embeddings by column, others by row) if it writes the residual stream."""
-    if name.startswith("token_embd"):
-        return np.tile(data, (1, n_copies))
-    if name.endswith(("attn_output.weight", "ffn_down.weight")):
-        return np.tile(data, (n_copies, 1))
-    return data
-
-
-def _widened(data: NDArray[np.uint8], row_bytes: int) -> Iterator[memoryview]:
-    n_step = max(1, _CHUNK // row_bytes)
-    rows = np.zeros((n_step, row_bytes), np.uint8)
-    for start in range(0, len(data), n_step):
-        piece = data[start : start + n_step]
-        rows[: len(piece), : data.shape[1]] = piece
-        yield rows[: len(piece)].data.cast("B")
