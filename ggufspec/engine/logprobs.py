@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec.decoding.types import n_same
 from ggufspec.llama.vocab import Vocab
 
+_N_KEPT = 8  # prompts
+_MOST_KEPT = 20_000  # log-probabilities per prompt: 5 MB
 _MIN_LOGPROB = -9999.0  # what OpenAI's API returns for a probability of 0
 
 
@@ -74,3 +79,31 @@ def logprobs_of_rows(
     return tuple(
         logprobs_of(row, token, n_top, vocab) for row, token in zip(rows, tokens, strict=False)
     )
+
+
+class PromptScores:
+    """Log-probabilities of the tokens of recent prompts, and of `n_top` alternatives to each.
+
+    Kept because prompts of evaluations share prefixes.
+    """
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._kept: deque[tuple[array[int], int, Sequence[TokenLogprobs]]] = deque(maxlen=_N_KEPT)
+
+    def known(self, tokens: Sequence[int], n_top: int) -> Sequence[TokenLogprobs]:
+        """The known ones of a prompt's prefix: at least the first token, which has no value."""
+        text = array("i", tokens)
+        found = [TokenLogprobs(entry_of(tokens[0], None, self._vocab), [])]
+        for kept, n_kept_top, logprobs in self._kept:
+            n = n_same(kept, text)
+            if n_kept_top == n_top and n > len(found):
+                found = list(logprobs[:n])
+        return found
+
+    def keep(self, tokens: Sequence[int], n_top: int, found: Sequence[TokenLogprobs]) -> None:
+        """Store the log-probabilities of a prompt, one for each token."""
+        text = array("i", tokens)
+        is_new = all(kept[:2] != (text, n_top) for kept in self._kept)
+        if is_new and len(text) * (n_top + 1) <= _MOST_KEPT:
+            self._kept.append((text, n_top, found))

@@ -1,32 +1,41 @@
-"""The application: its routes, behind the middleware."""
+"""The application: its routes, behind the middleware, and how those for text answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggufspec import __version__
 from ggufspec.errors import PromptTooLongError
 from ggufspec.server import schema
-from ggufspec.server.answering import answer, collect, parse, submit
 from ggufspec.server.dialects.chat_response import CompletionRenderer
 from ggufspec.server.dialects.messages import CountTokensRequest, MessageRenderer, MessagesRequest
 from ggufspec.server.dialects.ollama import VERSION, OllamaRenderer, OllamaRequest, described
 from ggufspec.server.dialects.responses_request import ResponsesRequest, ResponseStore
 from ggufspec.server.dialects.responses_response import ResponsesRenderer
-from ggufspec.server.errors import add_error_handlers
+from ggufspec.server.dialects.shared import Renderer
+from ggufspec.server.errors import ApiError, add_error_handlers
+from ggufspec.server.events import ChoiceEvent, ParsedRequest, RequestEnded, RequestEvent
 from ggufspec.server.middleware import RequestMiddleware
+from ggufspec.server.requests import parse_request
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
-from ggufspec.server.service import Service
+from ggufspec.server.service import ServerOptions, Service
 from ggufspec.server.strict_json import parse_json
+from ggufspec.server.worker import EngineWorker
 
+Events = AsyncGenerator[Sequence[ChoiceEvent], None]
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in (
@@ -99,21 +108,21 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/completions")
     async def completions(body: schema.CompletionRequest, request: Request) -> Response:
         """Continue a prompt, like OpenAI's legacy completions."""
-        return await answer(
+        return await _answer(
             body, request, service, lambda parsed: CompletionRenderer(body, parsed, alias)
         )
 
     @router.post("/v1/chat/completions")
     async def chat(body: schema.ChatRequest, request: Request) -> Response:
         """Continue a conversation, with the model's chat template."""
-        return await answer(
+        return await _answer(
             body, request, service, lambda parsed: CompletionRenderer(body, parsed, alias)
         )
 
     @router.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Continue a conversation, like Anthropic's Messages API."""
-        return await answer(
+        return await _answer(
             body.chat(), request, service, lambda parsed: MessageRenderer(parsed, alias)
         )
 
@@ -121,7 +130,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     async def count_tokens(body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation, like Anthropic's API."""
         try:
-            n_tokens = len((await parse(body.chat(), service)).prompts[0])
+            n_tokens = len((await _parse(body.chat(), service)).prompts[0])
         except PromptTooLongError as error:
             n_tokens = error.n_prompt
         return JSONResponse({"input_tokens": n_tokens})
@@ -129,9 +138,9 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/predict")
     async def predict(body: schema.PredictRequest, request: Request) -> Response:
         """Continue a prompt; returns a JSON string, prompt included (LLMSpeculativeSampling)."""
-        parsed = await parse(body, service)
+        parsed = await _parse(body, service)
         renderer = CompletionRenderer(body, parsed, alias)
-        await collect(renderer, submit(service.worker, parsed, service.options, request.receive))
+        await _collect(renderer, submit(service.worker, parsed, service.options, request.receive))
         return JSONResponse(body.prompt + renderer.body()["choices"][0]["text"])
 
 
@@ -143,7 +152,7 @@ def _add_responses(router: APIRouter, service: Service) -> None:
         """Continue a conversation, as OpenAI's responses API does."""
         items = store.items(body)
         keep = partial(store.add, items=items)
-        return await answer(
+        return await _answer(
             body.chat(items),
             request,
             service,
@@ -172,7 +181,7 @@ def _add_ollama(router: APIRouter, service: Service) -> None:
         if not (body.messages or body.prompt):
             return JSONResponse(make(None).body())
         is_raw = not body.messages and (body.raw or engine.chat_template is None)
-        return await answer(body.completion() if is_raw else body.chat(), request, service, make)
+        return await _answer(body.completion() if is_raw else body.chat(), request, service, make)
 
     @router.get("/api/tags")
     def tags() -> Response:
@@ -188,3 +197,141 @@ def _add_ollama(router: APIRouter, service: Service) -> None:
     def version() -> Response:
         """Report the version of Ollama's API that is supported."""
         return JSONResponse({"version": VERSION})
+
+
+async def _answer(
+    body: schema.CompletionRequest | schema.ChatRequest,
+    request: Request,
+    service: Service,
+    make_renderer: Callable[[ParsedRequest], Renderer],
+) -> Response:
+    """The response, or the beginning of a stream. Raises GgufspecError, ApiError."""
+    parsed = await _parse(body, service)
+    renderer = make_renderer(parsed)
+    events = submit(service.worker, parsed, service.options, request.receive)
+    if not body.stream:
+        await _collect(renderer, events)
+        # A long echo has hundreds of thousands of numbers: here it would delay other responses.
+        return await run_in_threadpool(lambda: JSONResponse(renderer.body()))
+    frames = _frames(renderer, events)
+    # An error before the first frame sets the status; later errors are sent in the stream.
+    return _EventStream(await anext(frames), frames, renderer.framing.media_type)
+
+
+async def _parse(
+    body: schema.CompletionRequest | schema.ChatRequest | schema.PredictRequest, service: Service
+) -> ParsedRequest:
+    """The request for the worker, parsed from a body. Raises GgufspecError."""
+    return await run_in_threadpool(parse_request, body, service.engine, service.options)
+
+
+async def _collect(renderer: Renderer, events: Events) -> None:
+    """Run a request to its end. Raises ApiError, ClientDisconnect."""
+    async with aclosing(events):
+        async for together in events:
+            for event in together:
+                renderer.add(event)
+
+
+async def _frames(renderer: Renderer, events: Events) -> AsyncGenerator[bytes, None]:
+    framing, has_begun = renderer.framing, False
+    try:
+        async with aclosing(events):
+            async for together in events:
+                found = [document for event in together for document in renderer.add(event)]
+                data = b"".join(map(framing.frame, found)) if together else framing.keep_alive
+                if data:
+                    has_begun = True
+                    yield data
+        # A text may have ended before any event was sent: its stream begins here.
+        yield b"".join([*map(framing.frame, renderer.end()), framing.end])
+    except ApiError as error:
+        if not has_begun:
+            raise
+        yield b"".join(map(framing.frame, renderer.error(error)))
+
+
+class _EventStream(StreamingResponse):
+    """Sends a first frame, then others as they come, and closes their generator at the end.
+
+    Starlette's StreamingResponse would also listen for a disconnect, as `submit` already does.
+    """
+
+    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
+        async def all_frames() -> AsyncGenerator[bytes, None]:
+            yield first
+            async for frame in frames:
+                yield frame
+
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(all_frames(), headers=headers, media_type=media_type)
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._frames):
+            with suppress(ClientDisconnect):
+                await self.stream_response(send)
+
+
+async def submit(
+    worker: EngineWorker, parsed: ParsedRequest, options: ServerOptions, receive: Receive
+) -> Events:
+    """The events of a request, up to its end; closing the generator cancels the request.
+
+    Events that arrive together are yielded together; an empty sequence is yielded after
+    `keep_alive` seconds without events. `receive` reports a disconnect. Raises ApiError,
+    ClientDisconnect.
+    """
+    loop = asyncio.get_running_loop()
+    events: deque[RequestEvent] = deque()
+    has_news = asyncio.Event()
+    deadline = loop.time() + options.timeout
+
+    def put(event: RequestEvent) -> None:
+        events.append(event)
+        has_news.set()
+
+    submitted = worker.submit(parsed, put, loop.call_soon_threadsafe)
+    disconnected = asyncio.ensure_future(_disconnect(receive))
+    disconnected.add_done_callback(lambda _: has_news.set())
+    try:
+        while True:
+            if not events:
+                timer = loop.call_later(
+                    min(deadline - loop.time(), options.keep_alive), has_news.set
+                )
+                await has_news.wait()
+                timer.cancel()
+            has_news.clear()
+            # Checked before each event, so that a fast stream delays neither check.
+            if disconnected.done():
+                raise ClientDisconnect
+            if loop.time() >= deadline:
+                raise ApiError(
+                    504,
+                    f"the request took longer than {options.timeout:g} s; ask for fewer tokens, or "
+                    "start the server with a larger --timeout",
+                    "timeout_error",
+                    code="timeout",
+                    # OpenAI's clients retry a 504 by default, which would take as long again.
+                    headers={"x-should-retry": "false"},
+                )
+            found: list[ChoiceEvent] = []
+            while events:
+                event = events.popleft()
+                if isinstance(event, RequestEnded):
+                    if found:
+                        yield found
+                    if event.error is not None:
+                        raise event.error
+                    return
+                found.append(event)
+            yield found
+    finally:
+        worker.cancel(submitted)
+        disconnected.cancel()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.logprobs import PromptScores
 from ggufspec.engine.slots import Slot
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
@@ -25,7 +26,6 @@ from ggufspec.server.events import (
     RequestEnded,
     RequestEvent,
 )
-from ggufspec.server.logprobs import PromptScores
 from ggufspec.server.metrics import Metrics
 
 ROUND_SECONDS_MAX = 120.0  # half of it may be needed for a piece of a prompt, on a CPU
@@ -77,7 +77,7 @@ class EngineWorker:
 
     def __init__(self, engine: Engine, *, n_waiting_max: int, metrics: Metrics) -> None:
         self._engine = engine
-        self._scores = PromptScores(engine)
+        self._scores = PromptScores(engine.vocab)
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
         self._waiting: deque[TextRequest] = deque()

@@ -34,7 +34,7 @@ from ggufspec.server.dialects.ollama import OllamaRequest
 from ggufspec.server.dialects.responses_request import ResponsesRequest
 from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.chat_format import ChatFormat, format_of
-from ggufspec.server.formats.reader import MAX_NAME
+from ggufspec.server.formats.deltas import MAX_NAME
 from ggufspec.server.schema import ChatRequest, CompletionRequest, PredictRequest
 from ggufspec.server.strict_json import parse_json, sent_arguments
 from ggufspec.structured import grammar

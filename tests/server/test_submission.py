@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.server.answering import submit
+from ggufspec.server.app import submit
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceDelta, ParsedRequest, RequestEvent
 from ggufspec.server.service import ServerOptions

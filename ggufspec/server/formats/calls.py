@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggufspec.decoding.tree import n_equal
-from ggufspec.server.formats.deltas import Deltas
-from ggufspec.server.formats.reader import (
+from ggufspec.server.formats.deltas import (
     MAX_NAME,
     MAX_UNCERTAIN,
+    Deltas,
     Marks,
     NoCallError,
     Reader,
     Steps,
     Write,
-    decoded,
 )
 from ggufspec.server.formats.syntax import (
     ID,
@@ -29,6 +28,7 @@ from ggufspec.server.formats.syntax import (
     words,
 )
 from ggufspec.server.formats.values import (
+    decoded,
     escaped,
     json_of,
     json_text,

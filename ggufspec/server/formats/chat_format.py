@@ -13,9 +13,16 @@ from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.server.formats.calls import CallParser, Schemas
-from ggufspec.server.formats.deltas import ChatParser, Deltas
+from ggufspec.server.formats.deltas import (
+    SPACES,
+    ChatParser,
+    Deltas,
+    Marks,
+    NoCallError,
+    Reader,
+    Steps,
+)
 from ggufspec.server.formats.grammar import Reasoning
-from ggufspec.server.formats.reader import SPACES, Marks, NoCallError, Reader, Steps
 from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, derive, parts, words
 
 _HARMONY_HEADER = "<|start|>assistant"

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ggufspec.server.formats.reader import decoded
 from ggufspec.server.formats.syntax import ParameterSyntax
 
 
@@ -19,6 +18,15 @@ def json_text(value: object) -> str:
 def escaped(text: str) -> str:
     """A text, escaped for a JSON string, without the quotes."""
     return json_text(text)[1:-1]
+
+
+def decoded(raw: str) -> str:
+    """Decodes a JSON string that is given without quotes; returns `raw` if it is not valid."""
+    try:
+        found = json.loads(f'"{raw}"', strict=False)
+    except ValueError:
+        return raw
+    return str(found)
 
 
 def types_of(schema: Mapping[str, Any], key: str) -> set[str]:
