@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from itertools import pairwise, product
+from functools import partial
+from itertools import product
 from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
-import llama_cpp
 import numpy as np
 
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
-from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.kernel_choice import BareContext
+from ggufspec.llama.context_options import FLASH_ATTENTION, ContextOptions
+from ggufspec.llama.kernel_choice import BareContext, is_disturbed
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key
 from ggufspec.llama.threadpool import ThreadPools
@@ -29,12 +29,8 @@ FASTER = 0.95  # share of the time with flash attention; repeated measurements d
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 9, 2
 _N_TRIED = 2  # passes over one token; the first may read weights from the disk
-_DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
 _SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
-_FLASH = {
-    "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-    "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-}
+_WAYS = ("on", "off")  # of flash attention
 
 # Seconds of one model: by "on" or "off", then by depth (DEPTHS), then by tokens (SIZES).
 Times = Mapping[str, Sequence[Sequence[float]]]
@@ -69,7 +65,7 @@ def choose_attention(depth: int, *models: Times, has_draft: bool) -> Attention:
     share = (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
     at_depth = {
         way: [[a + share * (b - a) for a, b in zip(*times[way], strict=True)] for times in models]
-        for way in _FLASH
+        for way in _WAYS
     }
     plain, flash = (sum(sum(of[:n_sizes]) for of in at_depth[way]) for way in ("off", "on"))
     ratio = plain / flash
@@ -92,7 +88,8 @@ def known_attention(target: Model, draft: Model | None, options: ContextOptions)
     facts = {"about": "attention", "pair": pair_key(target, draft, options)}
     if _recall(facts, len(models)) is None:
         measured = _measure(models)
-        if any(map(_is_disturbed, measured)):
+        of_depths = (seconds for times in measured for of in times.values() for seconds in of)
+        if any(map(is_disturbed, of_depths)):
             return Attention()
         if _recall(facts, len(models)) is None:  # another process may have stored its own meanwhile
             profile_store.remember(facts, {"seconds": measured})
@@ -103,22 +100,12 @@ def known_attention(target: Model, draft: Model | None, options: ContextOptions)
 
 
 def time_passes(model: Model, until: float) -> Times | None:
-    """Seconds of whole passes, with and without flash attention.
-
-    `until`: when to stop, by perf_counter. None if the model makes no passes or they are too slow.
-    """
+    """Seconds of whole passes; `until` by perf_counter. None: no passes, or too slow ones."""
     seconds_each = (until - perf_counter()) / len(DEPTHS)
     found: dict[tuple[str, int, int], list[float]] = {}
     with ExitStack() as stack:
-        pools, n_most, n_before = ThreadPools(), max(SIZES), DEPTHS[-1]
-        contexts = {
-            way: BareContext(
-                model.pointer, n_most, n_before=n_before, flash_attention=flash, pools=pools
-            )
-            for way, flash in _FLASH.items()
-        }
-        for context in contexts.values():
-            stack.enter_context(closing(context))
+        make = partial(BareContext, model.pointer, max(SIZES), DEPTHS[-1], ThreadPools())
+        contexts = {way: stack.enter_context(closing(make(FLASH_ATTENTION[way]))) for way in _WAYS}
         for context in contexts.values():  # before cells are filled by a pass over many tokens
             if min(context.seconds(1, 1) or inf for _ in range(_N_TRIED)) > MOST_SECONDS:
                 return None
@@ -129,17 +116,15 @@ def time_passes(model: Model, until: float) -> Times | None:
             for i in range(_MOST_ROUNDS):
                 for (way, context), size in product(contexts.items(), SIZES):
                     seconds = context.seconds(size, size)
-                    if seconds is None or seconds > MOST_SECONDS:
-                        return None
-                    if perf_counter() > until + SECONDS:
+                    is_late = perf_counter() > until + SECONDS
+                    if seconds is None or seconds > MOST_SECONDS or is_late:
                         return None
                     if i:  # the first round touches the memory
                         found.setdefault((way, depth, size), []).append(seconds)
                 if i >= _FEWEST_ROUNDS and perf_counter() - began > seconds_each:
                     break
     return {
-        way: [[min(found[way, depth, size]) for size in SIZES] for depth in DEPTHS]
-        for way in _FLASH
+        way: [[min(found[way, depth, size]) for size in SIZES] for depth in DEPTHS] for way in _WAYS
     }
 
 
@@ -153,12 +138,6 @@ def _measure(models: Sequence[Model]) -> Sequence[Times]:
             return ()
         found.append(times)
     return found
-
-
-def _is_disturbed(times: Times) -> bool:
-    """Whether a pass took less time than a shorter one, as happens beside other programs."""
-    found = [pair for of in times.values() for seconds in of for pair in pairwise(seconds)]
-    return any(few > _DISTURBED * many for few, many in found)
 
 
 def _has_room(model: Model, options: ContextOptions) -> bool:
@@ -176,7 +155,7 @@ def _recall(facts: Mapping[str, object], n_models: int) -> Sequence[Times] | Non
 
 
 def _is_valid(times: object) -> bool:
-    if not isinstance(times, dict) or times.keys() != _FLASH.keys():
+    if not isinstance(times, dict) or {*times} != {*_WAYS}:
         return False
     return all(
         np.shape(seconds) == (len(DEPTHS), len(SIZES)) and bool(np.all(np.asarray(seconds) > 0))

@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from ggufspec.llama.install import (
     VULKAN,
     VisibleGpu,
     build_command,
+    text_of,
     visible_gpus,
     wheel_command,
 )
@@ -166,10 +166,7 @@ def processor_advice(
 
 
 def notice() -> str | None:
-    """A line about a build that is slower than it could be; None if it was given before.
-
-    That is remembered for each build in the cache folder.
-    """
+    """A line about a slow build; None if it was given before, which the cache folder remembers."""
     missing = missing_sets()
     if not slow_without(missing):
         return None
@@ -185,10 +182,7 @@ def notice() -> str | None:
 
 
 def missing_sets() -> list[str]:
-    """Instruction sets that this processor has and the loaded build lacks, by ggml's names.
-
-    Also OPENMP, where neither llama.cpp nor ggufspec keeps threads between passes.
-    """
+    """Sets of this processor that the build lacks; also OPENMP if it is missed."""
     built = features().get("CPU", "").split()
     if has_variants():
         return []
@@ -260,10 +254,7 @@ def features() -> dict[str, str]:
 
 
 def print_facts() -> None:
-    """Print `facts` as a line of JSON, and llama.cpp's warnings on stderr.
-
-    For a child process: a driver may crash, print or hang while llama.cpp looks for devices.
-    """
+    """Print `facts` as JSON, in a child process: a driver may crash, print or hang meanwhile."""
     logging.basicConfig(format="%(message)s")
     sys.stdout.write(f"\n{json.dumps(facts())}\n")
 
@@ -305,20 +296,18 @@ _VARIANT = re.compile(r"(?:lib)?ggml-cpu-[a-z]\w*\.(?:so|dylib|dll)")
 def of_processor(cpuinfo: Path = CPUINFO) -> list[str]:
     """The instruction sets of this processor that ggml has code for; empty if unknown."""
     known = _ARM if platform.machine().lower() in ("arm64", "aarch64") else _X86
-    if sys.platform == "darwin":
-        has = _apple_features()
+    if sys.platform == "darwin":  # names below hw.optional whose value is 1
+        lines = devices.sysctl("hw.optional").splitlines()
+        has = {line[len("hw.optional.") : -len(": 1")] for line in lines if line.endswith(": 1")}
         return [name for name, (_, apple) in known.items() if apple in has]
-    if flags := _linux_flags(cpuinfo):
-        return [name for name, (linux, _) in known.items() if linux in flags]
-    found = {name for each in _native.kernel_instructions() for name in _OF_KERNELS.get(each, ())}
-    return [name for name in known if name in found]
+    if found := _FLAGS.search(text_of(cpuinfo)):
+        return [name for name, (linux, _) in known.items() if linux in found[1].split()]
+    usable = {name for each in _native.kernel_instructions() for name in _OF_KERNELS.get(each, ())}
+    return [name for name in known if name in usable]
 
 
 def unused_sets(built: Collection[str], processor: Iterable[str]) -> list[str]:
-    """The instruction sets of `processor` that would make a build with those in `built` faster.
-
-    Empty if `built` is: ggml has not said what it was built with.
-    """
+    """Those of `processor` that would make a build faster; none if `built` is empty: unknown."""
     has_wider = "AVX512_VNNI" in built  # the same products, in registers of twice the width
     return [
         name
@@ -337,23 +326,3 @@ def has_variants() -> bool:
     folders = devices.library_folders()
     names = (path.name for folder in folders for path in folder.glob("*ggml-cpu-*"))
     return len({name for name in names if _VARIANT.fullmatch(name)}) > 1
-
-
-def _linux_flags(cpuinfo: Path) -> set[str]:
-    try:
-        found = _FLAGS.search(cpuinfo.read_text(errors="replace"))
-    except OSError:
-        return set()
-    return set(found[1].split()) if found else set()
-
-
-def _apple_features() -> set[str]:
-    """The names below hw.optional whose value is 1."""
-    try:
-        asked = subprocess.run(["sysctl", "hw.optional"], capture_output=True, text=True)
-    except OSError:
-        return set()
-    lines = (
-        line.removeprefix("hw.optional.").partition(": ") for line in asked.stdout.splitlines()
-    )
-    return {name for name, _, value in lines if value == "1"}

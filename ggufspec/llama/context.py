@@ -40,10 +40,7 @@ class HeadLink(NamedTuple):
 
 
 class Context:
-    """A context of a model, for sequences 0, 1 ... Close it before its model.
-
-    Methods that call llama.cpp raise ClosedError after close.
-    """
+    """A context of a model, for sequences 0, 1 ... Close it before its model."""
 
     def __init__(
         self,
@@ -212,8 +209,7 @@ class Context:
     def resume(self, tokens: array[int], n_most: int, sequence: int = 0) -> int:
         """Truncate a sequence to its common prefix with the first `n_most` of `tokens`.
 
-        Returns how many tokens remain; -1 if the tail cannot be dropped (see `n_droppable`), so
-        that a checkpoint must be restored.
+        Returns how many remain; -1: the tail cannot be dropped, and a checkpoint must be restored.
         """
         return self.native.resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
@@ -240,9 +236,9 @@ class Context:
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; the other one in its own thread.
 
-        Not for a head or its target. Contexts that share pools of threads decode one after the
-        other. Raises DecodeError (that of this context if both fail) and KeyboardInterrupt, which
-        stops both; each sequence then holds all of its new tokens or none.
+        Not for a head or its target. With shared pools of threads, one after the other. Raises
+        DecodeError and KeyboardInterrupt, which stops both; a sequence then holds all of its new
+        tokens or none.
         """
         if self.pools.excludes(other.pools):
             self.decode_together(parts)
@@ -274,7 +270,6 @@ class Context:
             self.follower.after_decode(parts, positions)
 
     def _checked(self, parts: Parts) -> _native.Context:
-        """The native context, after checking that it may decode `parts`. Raises DecodeError."""
         native = self.native
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_outputs:
             raise DecodeError(f"the context keeps {self.n_outputs} rows of logits, not {n_rows}")
@@ -317,10 +312,7 @@ class Context:
         return self.native.truncate(n_tokens, sequence)
 
     def copy_prefix(self, source: int, sequence: int, tokens: array[int]) -> None:
-        """Give a sequence the cells that `source` holds of a prefix of `tokens`; both share them.
-
-        Not for models that cannot drop a tail.
-        """
+        """Share the cells of a prefix of `tokens` that `source` holds. Needs droppable tails."""
         self.native.copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
 
     @property

@@ -13,10 +13,7 @@ _DEPTH = 20  # tokens before the passes that are compared
 
 
 def check_exact(context: Context) -> None:
-    """Compare a full pass with passes over one token and padding.
-
-    Raises OptionError if the rows differ in any bit, or if the model cannot drop padding.
-    """
+    """Compare passes with padded ones. Raises OptionError if a bit differs or padding stays."""
     name = context.model.path.name
     if not context.model.can_drop_tail:
         raise OptionError(

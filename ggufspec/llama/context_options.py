@@ -130,10 +130,7 @@ def _check_memory(model: Model, options: ContextOptions) -> None:
 
 
 def _check_tensors(model: Model, options: ContextOptions, heads: Heads) -> None:
-    """No K or V cache of a layer may exceed a device's largest tensor.
-
-    That is a limit of the driver, whatever memory is free: 128 MiB to 4 GiB with Vulkan.
-    """
+    """No K or V cache of a layer may exceed a device's largest tensor, a limit of drivers."""
     n_cells = options.n_cells * options.n_sequences * heads.n_kv
     tensors = ((options.type_k, heads.n_keys), (options.type_v, heads.n_values))
     for device in offload_devices():

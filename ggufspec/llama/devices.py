@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 
+from ggufspec.llama.install import text_of
 from ggufspec.llama.log import listening
 from ggufspec.placement.overrides import Overrides, check_buffers
 from ggufspec.placement.speeds import Gpu
@@ -32,8 +33,8 @@ _IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
 def n_threads_default() -> int:
     """Number of physical cores that this process may use: two threads on one core are no faster.
 
-    Efficiency cores are left out: the others would wait for them at every barrier. The quota of a
-    container limits the number: beyond it the kernel stops all threads for part of each period.
+    Without efficiency cores, for which others would wait at every barrier, and within the quota of
+    a container: beyond it the kernel stops all threads for part of each period.
     """
     if hasattr(os, "sched_getaffinity"):
         usable = os.sched_getaffinity(0)
@@ -41,7 +42,7 @@ def n_threads_default() -> int:
         return max(min(n_cores, round(cpu_quota() or n_cores)), 1)
     if sys.platform == "darwin":
         for key in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
-            found = _sysctl(key)
+            found = sysctl("-n", key)
             if found.isdigit():
                 return int(found)
     return max((os.cpu_count() or 2) // 2, 1)
@@ -82,7 +83,7 @@ def physical_memory() -> int | None:
 @cache
 def cpu_name() -> str:
     """The model name of the processor; may be empty."""
-    if sys.platform == "darwin" and (found := _sysctl("machdep.cpu.brand_string")):
+    if sys.platform == "darwin" and (found := sysctl("-n", "machdep.cpu.brand_string")):
         return found
     for line in _lines(Path("/proc/cpuinfo")):
         name, _, value = line.partition(":")
@@ -117,10 +118,9 @@ def look_for_devices() -> None:
 
 
 def _load_backends() -> None:
-    """Load the backends of a build that has them in files of their own (GGML_BACKEND_DL).
+    """Load backends in files of their own (GGML_BACKEND_DL), as llama-cpp-python does not.
 
     With GGML_CPU_ALL_VARIANTS there is one for each kind of processor, and ggml takes the best.
-    llama-cpp-python does not load them.
     """
     for library in libraries():
         load = getattr(library, "ggml_backend_load_all_from_path", None)
@@ -228,10 +228,7 @@ def buffer_types() -> dict[str, int]:
 
 
 def tensor_overrides(overrides: Overrides) -> ctypes.Array[_TensorOverride]:
-    """An array for llama_model_params, which must be kept as long as the model.
-
-    Raises OptionError for an unknown buffer type.
-    """
+    """An array for llama_model_params, to keep as long as the model. Raises OptionError."""
     known = buffer_types()
     check_buffers(overrides, known)
     made = [_TensorOverride(each.pattern.encode(), known[each.buffer]) for each in overrides]
@@ -323,14 +320,15 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _lines(path: Path) -> list[str]:
+    return text_of(path).splitlines()
+
+
+def sysctl(*arguments: str) -> str:
+    """What macOS's `sysctl` prints; empty if it fails."""
     try:
-        return path.read_text(errors="replace").splitlines()
+        asked = subprocess.run(["sysctl", *arguments], capture_output=True, text=True)
     except OSError:
-        return []
-
-
-def _sysctl(key: str) -> str:
-    asked = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, check=False)
+        return ""
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 

@@ -80,8 +80,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """At most n_draft tokens that follow `input_ids` (n); none at the end of the context.
 
-        Raises VocabError if the calling Llama has no token of this vocabulary, DecodeError,
-        ClosedError.
+        Raises DecodeError, ClosedError, VocabError if the Llama has no token of this vocabulary.
         """
         # llama-cpp-python passes token ids only: the target is the caller's `self`.
         caller = sys._getframe(1).f_locals.get("self")

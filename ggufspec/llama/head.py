@@ -62,8 +62,7 @@ class Head:
     def use(self, sequence: int, *, is_used: bool) -> None:
         """Set whether the head drafts for the text that a sequence is about to read.
 
-        If not, hidden states of the text are not kept; the target decodes it again before the first
-        draft of a later text that continues it.
+        If not, no states are kept: a draft of a later text makes the target decode it again.
         """
         # A head without cells keeps only the states of the last decode, maybe of another text.
         takes = is_used or self.facts.shares_cache
@@ -142,7 +141,35 @@ class HeadSession:
         if draft:
             texts = [[*tokens, *draft[:i]] for i in range(len(draft) + 1)]
             return np.concatenate([self.score(text).copy() for text in texts])
-        return self._score(token_array(tokens))
+        tokens = token_array(tokens)
+        self._given.choose_path(tokens)
+        n = len(tokens)
+        n_true = min(n, self._given.n_known(tokens) + 1)
+        if n_true <= self._n_skipped:
+            raise NoRoomError("an EAGLE-3 head needs two tokens to draft from")
+        if n - n_true > self._head.n_draft_max:
+            raise NoRoomError("the target has not decoded this text")
+        known = min(n_same(tokens, self._text), n - 1)
+        if known < n_true or self._n_true != n_true or not self._own:
+            self._cut(min(known, self._n_true, n_true - 1))
+            self._own = []
+            if not self._can_go_on:
+                raise NoRoomError("hidden states of this text are missing")
+            n_read = n_true - 1
+            if self._n_skipped:  # EAGLE-3: see _step
+                n_read = max(self._n_true, self._n_skipped, n_true - self._context.n_rows)
+            if self._n_true < n_read:
+                self._read(tokens[self._n_true : n_read])
+            known, text = n_true, tokens[:n_true]
+            self._own = [self._step(text, self._encoded(n_read - 1, n_true - 1))]
+            self._n_true, self._text = n_true, text
+            self._given.drop_before(n_true - 2)
+        self._cut(known)
+        for i in range(known + 1, n + 1):
+            text = tokens[:i]
+            self._own.append(self._draft_step(text))
+            self._text = text
+        return self._context.rows(self._last, 1)
 
     def follow(self, tokens: Sequence[int]) -> int:
         """The target is about to read `tokens`: drop what differs; returns how many it may skip."""
@@ -154,10 +181,7 @@ class HeadSession:
         return self._given.end if self._can_go_on else max(self._n_true - 1, 0)
 
     def take(self, position: int, part: BatchPart, states: Hidden) -> None:
-        """The target has decoded `part` at `position`; `states` is copied.
-
-        Tokens behind the first of its rows are drafted: they may be rejected.
-        """
+        """The target has decoded `part`; tokens behind its first row may be rejected."""
         if self._own and self._head.facts.n_layers > 1:
             self._cut(self._n_true - 1)  # a token that not all layers have read
         n = len(part.tokens) - len(part.parents)
@@ -223,36 +247,6 @@ class HeadSession:
         """Whether the state that the next token is read with is known."""
         return self._given.first < max(self._n_true, 1) and self._given.end >= self._n_true
 
-    def _score(self, tokens: array[int]) -> Logits:
-        self._given.choose_path(tokens)
-        n = len(tokens)
-        n_true = min(n, self._given.n_known(tokens) + 1)
-        if n_true <= self._n_skipped:
-            raise NoRoomError("an EAGLE-3 head needs two tokens to draft from")
-        if n - n_true > self._head.n_draft_max:
-            raise NoRoomError("the target has not decoded this text")
-        known = min(n_same(tokens, self._text), n - 1)
-        if known < n_true or self._n_true != n_true or not self._own:
-            self._cut(min(known, self._n_true, n_true - 1))
-            self._own = []
-            if not self._can_go_on:
-                raise NoRoomError("hidden states of this text are missing")
-            n_read = n_true - 1
-            if self._n_skipped:  # EAGLE-3: see _step
-                n_read = max(self._n_true, self._n_skipped, n_true - self._context.n_rows)
-            if self._n_true < n_read:
-                self._read(tokens[self._n_true : n_read])
-            known, text = n_true, tokens[:n_true]
-            self._own = [self._step(text, self._encoded(n_read - 1, n_true - 1))]
-            self._n_true, self._text = n_true, text
-            self._given.drop_before(n_true - 2)
-        self._cut(known)
-        for i in range(known + 1, n + 1):
-            text = tokens[:i]
-            self._own.append(self._draft_step(text))
-            self._text = text
-        return self._context.rows(self._last, 1)
-
     def _read_unread(self, n_left: int = 0) -> None:
         """Read all tokens whose states the target has given, except the last `n_left`."""
         end = self._given.end - n_left
@@ -260,7 +254,7 @@ class HeadSession:
             self._read(self._given.tokens(self._n_true, end))
 
     def _read(self, tokens: array[int]) -> None:
-        """Read `tokens` after those that were read with the target's states."""
+        """Read tokens after those read with the target's states."""
         self._cut(self._n_true)
         self._own = []
         start = max(self._n_true, self._n_skipped)

@@ -109,7 +109,6 @@ class BlockSession:
         return n if n >= self._n_firm else 0
 
     def _drop(self, tokens: array[int]) -> int:
-        """Mark tokens that differ as not read; returns how many remain."""
         n = self.n_common(tokens)
         del self._held[n:]
         if n < self._n_firm:
@@ -215,10 +214,7 @@ class BlockSession:
 
 
 class Candidates:
-    """DFlash2's candidates per place of a block, with scores that depend on the token before.
-
-    Source: the end of llama.cpp's src/models/dflash.cpp.
-    """
+    """DFlash2's candidates per place of a block: see the end of llama.cpp's models/dflash.cpp."""
 
     def __init__(self, rows: Hidden, n: int) -> None:
         """rows (n_places, width): `n` token ids, then n x n scores [previous candidate, candidate].

@@ -56,10 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any], str, str]] = {
 
 
 def addresses() -> dict[str, int]:
-    """Addresses of the functions that the extension calls, by name.
-
-    Raises ModelError if llama_batch has other fields than expected.
-    """
+    """Addresses of the functions that the extension calls. Raises ModelError for other batches."""
     fields = [name for name, _ in llama_cpp.llama_batch._fields_]
     if fields != _BATCH_FIELDS:
         raise ModelError(
@@ -75,7 +72,6 @@ def library() -> Any:
 
 
 def _function(name: str) -> Any:
-    """Raises ModelError if the loaded library does not have it."""
     return _found(library(), name)
 
 
@@ -96,10 +92,7 @@ def _found(loaded: Any, name: str) -> Any:
 
 
 def keep_hidden(context: int, *, of_rows_only: bool) -> None:
-    """Make a context keep its last hidden states: of all tokens, or of those with logits.
-
-    Raises ModelError.
-    """
+    """Keep the last hidden states of all tokens, or of those with logits. Raises ModelError."""
     _function("llama_get_embeddings_nextn")
     _function("llama_set_embeddings_nextn")(context, True, of_rows_only)
 
@@ -110,7 +103,7 @@ def hidden(context: int, n_rows: int, width: int) -> Hidden:
 
 
 def keep_layer_inputs(context: int, layers: Sequence[int]) -> None:
-    """Make a context keep the inputs of these layers, of all tokens. Raises ModelError.
+    """Keep the inputs of these layers, of all tokens. Raises ModelError.
 
     llama.cpp ends the process for a layer that the architecture does not provide.
     """
@@ -209,11 +202,8 @@ class GivenStates:
         """Length of the prefix of the text for which the target has given states."""
         return self.first + len(self._tokens)
 
-    def take(self, position: int, part: BatchPart, states: Hidden) -> Sequence[int]:
-        """The target has decoded `part` at `position`; `states` is copied.
-
-        Returns its tokens that are not part of a tree.
-        """
+    def take(self, position: int, part: BatchPart, states: Hidden) -> None:
+        """The target has decoded `part` at `position`; `states` is copied."""
         self._tree, tokens = None, part.tokens
         n_chain = len(tokens) - len(part.parents)
         tree = None
@@ -229,7 +219,6 @@ class GivenStates:
         self._keep(n, states[:n_chain])
         self._tokens.extend(tokens[:n_chain])
         self._tree = tree
-        return tokens[:n_chain]
 
     def choose_path(self, tokens: array[int]) -> None:
         """Keep the path of a tree that follows `tokens`."""
@@ -260,7 +249,6 @@ class GivenStates:
         return self._states[start - self.first : end - self.first]
 
     def drop_before(self, position: int) -> None:
-        """Drop the states before a position."""
         if (n := position - self.first) > 0:
             kept = self._tokens[n:]
             del self._tokens[:]

@@ -57,10 +57,7 @@ def build_command(backends: Iterable[str]) -> str:
 
 
 def wheel_command(backend: str) -> str | None:
-    """The command that installs a prebuilt wheel; None: there is none for this system.
-
-    With its dependencies, where llama-cpp-python is not installed yet.
-    """
+    """The command that installs a prebuilt wheel and its dependencies; None if there is none."""
     system = sys.platform, platform.machine().lower()
     if backend not in _PUBLISHED.get(system, ()):
         return None
@@ -69,7 +66,10 @@ def wheel_command(backend: str) -> str | None:
 
 
 def _pip(*options: str) -> str:
-    exactly = _version()
+    try:
+        exactly = version(PACKAGE)
+    except PackageNotFoundError:
+        exactly = ""
     again = ("--force-reinstall", "--no-deps") if exactly else ()
     python = shlex.quote(sys.executable or "python3")
     package = f"{PACKAGE}=={exactly}" if exactly else PACKAGE
@@ -112,14 +112,14 @@ def visible_gpus(root: Path = Path("/")) -> list[VisibleGpu]:
         return [VisibleGpu("Apple's GPU", METAL)] if os.uname().machine == "arm64" else []
     found = []
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
-        model = re.search(r"^Model:\s*(.+)$", _text(path), re.MULTILINE)
+        model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
         found.append(VisibleGpu(model[1].strip() if model else "an NVIDIA GPU", CUDA))
     under_wsl = (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
     if not found and (under_wsl or any(root.glob("dev/nvidia[0-9]*"))):
         found.append(VisibleGpu("an NVIDIA GPU", CUDA))
     has_cuda = bool(found)
     for path in sorted(root.glob("dev/dri/renderD*")):
-        vendor = _text(root / "sys/class/drm" / path.name / "device/vendor").strip()
+        vendor = text_of(root / "sys/class/drm" / path.name / "device/vendor").strip()
         if has_cuda and vendor == _NVIDIA:
             continue
         is_open = os.access(path, os.R_OK | os.W_OK)
@@ -134,15 +134,9 @@ _NVIDIA = "0x10de"
 _VENDORS = {_NVIDIA: "an NVIDIA GPU", "0x1002": "an AMD GPU", "0x8086": "an Intel GPU"}
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """A file of the operating system; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
-        return ""
-
-
-def _version() -> str:
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
 from os import environ
@@ -54,15 +54,6 @@ class Choice(NamedTuple):
     def times(self) -> Times | None:
         """Times with the chosen kernels; None if nothing was measured."""
         return self.ggufspec if self.types else self.llama_cpp
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether a pass took less time than a shorter one, as happens beside other programs."""
-        return any(
-            times[few] > _DISTURBED * times[many]
-            for times in (self.llama_cpp or {}, self.ggufspec or {})
-            for few, many in pairwise(times)
-        )
 
     @property
     def reason(self) -> str | None:
@@ -123,9 +114,15 @@ def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[
         path.name,
     )
     pointer, choice = _measure(load_file, offer, (*SIZES, PROMPT) if placed.devices else SIZES)
-    if pointer is not None and choice.reason is not None and not choice.is_disturbed:
+    times = [each.values() for each in (choice.llama_cpp, choice.ggufspec) if each]
+    if pointer is not None and len(times) == 2 and not any(map(is_disturbed, times)):
         profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
     return pointer, choice
+
+
+def is_disturbed(times: Iterable[float]) -> bool:
+    """Whether a pass took less time than a shorter one, as happens beside other programs."""
+    return any(few > _DISTURBED * many for few, many in pairwise(times))
 
 
 def recall(path: Path, placed: Placed) -> Choice | None:
@@ -283,10 +280,9 @@ class BareContext:
         self,
         model: int,
         n_most: int,
-        *,
         n_before: int = 0,
-        flash_attention: int = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
         pools: ThreadPools | None = None,
+        flash_attention: int = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
     ) -> None:
         """`n_most`: maximum tokens of a pass; `n_before`: maximum tokens before it, see `fill`.
 
@@ -330,10 +326,7 @@ class BareContext:
         return perf_counter() - began
 
     def fill(self, n_tokens: int) -> bool:
-        """Put `n_tokens` (a multiple of 32) into the cache; False if that fails.
-
-        Decodes the first 32. Further cells are copies of these, at the same positions.
-        """
+        """Put `n_tokens` (a multiple of 32) into the cache: copies of 32. False if that fails."""
         context = self.pointer
         if context is None:
             return False

@@ -159,10 +159,7 @@ _ROUNDING = 0.2  # of the spread of the logits; wrong logits are off by as much 
 
 
 def try_amx() -> None:
-    """Print WORKS, or WRONG if the logits are wrong. Runs in a child process, which may crash.
-
-    The reference is a pass over one token, which uses no AMX tiles.
-    """
+    """Print WORKS, or WRONG if logits differ from passes over one token, which use no AMX tiles."""
     environ[kernels.AMX_VARIABLE] = "on"
     environ[kernels.VARIABLE] = "off"  # else ggufspec's kernels would compute
     kernels.without_core_dumps()

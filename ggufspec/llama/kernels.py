@@ -145,10 +145,7 @@ _TRIAL = "ggufspec.llama.kernels_trial"
 
 @cache
 def leave_out_broken_amx() -> bool:
-    """Disable AMX for all models of this process if it does not work; true if it was disabled.
-
-    Call it before the first model is loaded. It costs nothing where llama.cpp has no AMX.
-    """
+    """Before the first model is loaded: disable AMX if it does not work; true if disabled."""
     register()  # before the list is read
     if find_buffer_type(AMX) is None or amx_works():
         return False
@@ -257,7 +254,6 @@ def _files(paths: Sequence[Path]) -> dict[str, list[int]]:
 
 
 def _tried(name: str, function: str) -> Outcome | None:
-    """The outcome of a trial; None without a definite one."""
     try:
         done = child.call("ggufspec.llama.kernel_trials", function)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -93,8 +93,7 @@ def listening() -> Iterator[_Log]:
 def _interrupts_held(log: _Log) -> Iterator[None]:
     """Delay Ctrl-C until the end of the block.
 
-    Python handles a signal at its next bytecode. Within llama.cpp that is in one of our callbacks,
-    where ctypes would print the exception and drop it.
+    Within llama.cpp, Python handles it in a callback, where ctypes prints and drops exceptions.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

@@ -81,10 +81,7 @@ class PythonLlama:
         n_drafted: int,
         adapter: Adapter | None = None,
     ) -> None:
-        """`n_drafted`: the most tokens that its prompt lookup drafts; 0: no prompt lookup.
-
-        Raises OutOfMemoryError if it does not load.
-        """
+        """n_drafted: the most tokens of its prompt lookup; 0: none. Raises OutOfMemoryError."""
         self._draft = _CountingLookup(n_drafted)
         kernels.leave_out_broken_amx()
         try:

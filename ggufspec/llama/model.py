@@ -257,19 +257,13 @@ class Model:
 
     @property
     def n_ctx_max(self) -> int | None:
-        """The number of learned positions, which no context can exceed (GPT-2 ...).
-
-        None for computed positions: a longer context is merely untrained.
-        """
+        """The number of learned positions, a limit of contexts (GPT-2 ...); None: computed ones."""
         has_rope = llama_cpp.llama_model_rope_type(self.pointer) != llama_cpp.LLAMA_ROPE_TYPE_NONE
         return None if has_rope or not self.can_drop_tail else self.n_ctx_train
 
     @property
     def heads(self) -> Heads | None:
-        """The attention heads of the first layer; None without attention.
-
-        Also None for recurrent and hybrid models, in which few layers have attention.
-        """
+        """The attention heads of the first layer; None where few or no layers have attention."""
         n = int(llama_cpp.llama_model_n_head(self.pointer))
         n_kv = int(llama_cpp.llama_model_n_head_kv(self.pointer))
         if not n or not n_kv or not self.can_drop_tail:
@@ -294,10 +288,7 @@ class Model:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The names of the devices that its layers are on; the CPU, which may have some, has none.
-
-        Several share them by `tensor_split`, or by the memory that was free.
-        """
+        """The names of the devices that its layers are on; the CPU has none."""
         return self._used_devices() if self.n_gpu_layers else ()
 
     def _used_devices(self) -> tuple[str, ...]:
@@ -313,15 +304,17 @@ class Model:
     def _number(self, key: str, default: int) -> int:
         """A whole number of the file's header, whose key begins with the architecture."""
         name = f"{meta_text(self.pointer, 'general.architecture')}.{key}"
-        found = meta_text(self.pointer, name)
         given = {each.key: str(each.value) for each in self.key_overrides}
-        found = given.get(name, found)
+        found = given.get(name, meta_text(self.pointer, name))
         return int(found) if found.isdecimal() else default
 
     def adapt(self, context: int) -> None:
-        """Apply its LoRA adapters to a llama.cpp context of it."""
-        if self.adapters:
-            apply_adapters(context, self._adapters, self.adapters)
+        """Apply its LoRA adapters in all passes of a llama.cpp context of it."""
+        if n := len(self.adapters):
+            array = (llama_cpp.llama_adapter_lora_p_ctypes * n)(*self._adapters)
+            scales = (ctypes.c_float * n)(*(each.scale for each in self.adapters))
+            with listening():
+                llama_cpp.llama_set_adapters_lora(context, array, n, scales)
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""
@@ -369,12 +362,3 @@ def load_adapters(model: int, adapters: Adapters) -> list[Any]:
                 )
             pointers.append(pointer)
     return pointers
-
-
-def apply_adapters(context: int, pointers: Sequence[Any], adapters: Adapters) -> None:
-    """Apply the model's adapters in all passes of a context."""
-    n = len(adapters)
-    array = (llama_cpp.llama_adapter_lora_p_ctypes * n)(*pointers)
-    scales = (ctypes.c_float * n)(*(each.scale for each in adapters))
-    with listening():
-        llama_cpp.llama_set_adapters_lora(context, array, n, scales)

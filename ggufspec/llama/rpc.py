@@ -100,10 +100,7 @@ def is_built() -> bool:
 
 
 def print_device_count(endpoint: str) -> None:
-    """Print how many devices a server has; ggml aborts if it is not a usable server.
-
-    For a child process.
-    """
+    """Print a server's number of devices, in a child process: ggml may abort."""
     pointers = _add(endpoint)
     for pointer in pointers:
         devices.device_memory(pointer)

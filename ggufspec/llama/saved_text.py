@@ -66,10 +66,7 @@ def save(context: Context, sequence: int) -> SavedText | None:
 
 
 def n_firm(context: Context, n_tokens: int) -> int:
-    """How many of a restored text's `n_tokens` can no longer be dropped.
-
-    A text with a shorter common prefix continues from a checkpoint, or is read from its start.
-    """
+    """How many of a restored text's tokens stay; a shorter common prefix needs a checkpoint."""
     return max(n_tokens - 1, 0) if context.model.has_windows else 0
 
 
@@ -153,10 +150,7 @@ class Checkpoints:
         return 0
 
     def n_to_next_end(self, tokens: array[int]) -> int:
-        """Number of tokens to the next end of one of the last messages in `tokens`; 0 if none.
-
-        Marks the present place if a message ends there.
-        """
+        """Tokens to the next end of a late message, or 0; marks the present place if it is one."""
         stops = list(self._context.model.vocab.stop_tokens)
         ends = np.flatnonzero(np.isin(tokens, stops)) + 1
         ends = ends[-self._n_marked :] if self._n_marked else ends[:0]

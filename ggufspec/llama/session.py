@@ -179,10 +179,7 @@ class LlamaSession:
         return tokens[self._resume(tokens, n_usable) :]
 
     def _n_usable(self, tokens: array[int]) -> int:
-        """How many tokens at the start of a prompt need not be decoded again.
-
-        In an exact context: those of whole pieces, or of the same prompt.
-        """
+        """How many tokens need not be decoded again; of an exact context, those of whole pieces."""
         n = self._n_known(tokens)
         if not self._n_exact or n == len(tokens) == self._n_prompt:
             return n
@@ -196,10 +193,7 @@ class LlamaSession:
         self._context.truncate(0, self.sequence)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Copy the cells that another sequence of the context holds of a prefix of `tokens`.
-
-        Does nothing if sequences cannot share cells.
-        """
+        """Copy the cells that another sequence holds of a prefix, if sequences can share cells."""
         context = self._context
         if context.can_share_passes:
             n = context.n_left_out[sequence]
@@ -315,8 +309,7 @@ _SHARE_LEAST = 1 / 4
 class ShortCache:
     """The cells of a sequence of a context with `options.n_kept`.
 
-    For a text that does not fit, they hold its first N_FIRST and its newest tokens. That changes
-    the drafts, not the text.
+    Of a text that does not fit, its first N_FIRST and its newest tokens: only drafts change.
     """
 
     def __init__(self, context: Context, sequence: int) -> None:

@@ -37,11 +37,9 @@ class _Params(ctypes.Structure):
 class ThreadPools:
     """Pools of threads by their size, for contexts that never compute at the same time.
 
-    Without one, ggml starts and ends threads for each part of a graph: two for each layer that is
-    between layers on a GPU. A pool computes one graph at a time. Threads that a graph does not use
-    would wake with it and spin, so each number of threads has a pool of its own.
-
-    With OpenMP, which keeps its threads, there are no pools. They are freed with the last context.
+    Without one (and without OpenMP, which keeps threads), ggml starts and ends threads for each
+    part of a graph: two for each layer between layers on a GPU. A pool computes one graph at a
+    time. Threads that a graph does not use would wake and spin, so each number has a pool.
     """
 
     def __init__(self) -> None:
@@ -60,10 +58,7 @@ class ThreadPools:
         library.llama_attach_threadpool(context, *pools)
 
     def release(self, context: int) -> None:
-        """Free the pools if no other context uses them. Free `context` first.
-
-        llama.cpp touches the pool that a context has computed with when it gets another one.
-        """
+        """Free the pools after the last context, which touches its pool when it gets another."""
         self._contexts.discard(context)
         if not self._contexts and self._pid == os.getpid():  # a fork has not copied the threads
             while self._pools:

@@ -25,10 +25,7 @@ HOPELESS = 2.0  # times the best number of threads; slower numbers are not tried
 
 
 class DraftTimes(NamedTuple):
-    """Seconds of single draft steps, and of batches that read `n_read` tokens.
-
-    `n_per_step`: tokens that a step predicts.
-    """
+    """Seconds of steps, each of `n_per_step` tokens, and of batches that read `n_read` tokens."""
 
     steps: list[float]
     readings: list[float]
@@ -107,14 +104,12 @@ def time_draft(
     n_tokens = context.n_rows if context.n_per_step > 1 else 1  # of a step
     n_read = min(_N_READ, context.n_ctx - 1, context.n_batch)
     filled = FilledContext(context, depth=depth, n_most=max(n_read + 1, n_tokens))
-    widen = None
-    if vocab_map is not None:
-        widen = partial(vocab_map.widen, out=vocab_map.empty_rows(1))
+    out = vocab_map.empty_rows(1) if vocab_map else None
 
     def step() -> None:
         logits = filled.score(n_tokens)
-        if widen is not None:
-            widen(logits)
+        if vocab_map is not None and out is not None:
+            vocab_map.widen(logits, out)
 
     steps = time_interleaved({1: step}, n_repeats, at_least=at_least, progress=progress)[1]
     readings = []
@@ -194,10 +189,7 @@ def time_threads(
 def time_reading(
     context: Context, n_tokens: int, n_repeats: int, progress: Progress | None = None
 ) -> list[float]:
-    """Seconds in which an empty context reads a prompt of `n_tokens`.
-
-    Raises DecodeError, ClosedError.
-    """
+    """Seconds in which an empty context reads `n_tokens`. Raises DecodeError, ClosedError."""
     text = filler_tokens(context.model.vocab, n_tokens)
     session = LlamaSession(context)
     found = []

@@ -30,6 +30,8 @@ _N_START = 4  # characters; many names start alike
 _MAX_TEXT_BYTES = 2**31 - 16  # llama.cpp counts them in an int32_t
 
 _BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
+_USER_DEFINED = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+_TEXTLESS = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 _TYPES = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 
 
@@ -91,10 +93,7 @@ class Vocab:
         return [score(self.pointer, token) for token in range(self.n_tokens)]
 
     def token_table(self, progress: Progress | None = None) -> TokenTable:
-        """The vocabulary for constraints. The first call takes about 1 s for 200,000 tokens.
-
-        `progress` is called with (tokens done, tokens).
-        """
+        """The vocabulary for constraints; 200,000 tokens take 1 s the first time."""
         with self._tabling, self._in_use():
             if self._table is None:
                 pieces, special = [], []
@@ -124,10 +123,8 @@ class Vocab:
     def _is_special(self, token: int, piece: bytes) -> bool:
         """Whether a token writes no text (control, unknown), or is a name such as <think>."""
         attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
-        textless = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         is_name = piece.startswith(b"<") and piece.endswith(b">")
-        user_defined = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-        return bool(attributes & textless or (attributes & user_defined and is_name))
+        return bool(attributes & _TEXTLESS or (attributes & _USER_DEFINED and is_name))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text. `add_special`: with the BOS token, if the model expects one.
@@ -230,24 +227,16 @@ class Vocab:
 
     @cached_property
     def _special_names(self) -> list[tuple[str, bool]]:
-        """The special names that llama.cpp looks for in a text first, in its order: longest
-        first; and whether that is so without `parse_special`, too.
-        """
-        user_defined = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-        wanted = user_defined | llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
-        wanted |= llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        """The names that llama.cpp seeks first, in its order; whether also without parsing."""
         found = {}
         for token in range(self.n_tokens):
             attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
-            if attributes & wanted and (name := self.name(token)):
-                found[name] = bool(attributes & user_defined)
+            if attributes & (_USER_DEFINED | _TEXTLESS) and (name := self.name(token)):
+                found[name] = bool(attributes & _USER_DEFINED)
         return sorted(found.items(), key=lambda each: len(each[0].encode()), reverse=True)
 
     def tokenize_after(self, before: bytes, text: bytes) -> list[int]:
-        """The usual token ids of a text that follows `before`; empty if unknown.
-
-        Bytes that are not UTF-8 count as U+FFFD.
-        """
+        """The usual tokens of a text after `before`; empty if unknown. Bad UTF-8 is U+FFFD."""
         tail = text.decode("utf-8", "replace")
         try:
             head = before.decode()
@@ -263,10 +252,7 @@ class Vocab:
         return []
 
     def tokenize_inside(self, text: str) -> list[int]:
-        """The token ids of a text in the middle of another one: without a space before it.
-
-        Empty for tokenizers that cannot do this, and for a text without tokens.
-        """
+        """The tokens of a text in the middle of another one; empty where that is impossible."""
         mark = [] if self.type in ("BPE", "RWKV") else self._mark
         if mark is None:
             return []

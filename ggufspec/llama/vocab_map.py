@@ -149,10 +149,7 @@ class VocabMap:
         return np.full((n_rows, self._target.n_tokens), -np.inf, np.float32)
 
     def widen(self, rows: Logits, out: Logits) -> Logits:
-        """Write logits of the draft's tokens to those of the target's in `out`; returns it.
-
-        `out` comes from `empty_rows`: the tokens that the draft does not have stay at -inf.
-        """
+        """Write the draft's logits into rows of `empty_rows`; tokens that it lacks stay -inf."""
         for row, wide in zip(rows, out, strict=True):
             wide[self._here] = row.take(self._there)
             wide[self._compound_tokens] = -np.inf
