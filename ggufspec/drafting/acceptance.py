@@ -1,4 +1,4 @@
-"""Models of how likely drafted tokens are accepted, learned while texts are generated."""
+"""What is learned of a pair's drafts: how likely tokens are accepted, what they saved and lost."""
 
 from __future__ import annotations
 
@@ -92,6 +92,47 @@ class BlockBonus:
         self._sum += further * (n_accepted - token_wise)
         found = self._sum / self._weight
         self._rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
+
+
+class Account:
+    """Two balances in plain passes: of free drafts (n-grams, forced text), and of model drafts.
+
+    Savings are added and losses subtracted. A share of the generated tokens is also added, so that
+    a losing pair can try again. An upper limit keeps old savings from paying for many new losses.
+    """
+
+    def __init__(self, balances: Sequence[float] = (constants.START_BALANCE,) * 2) -> None:
+        self.balances = list(balances)
+
+    def observe(self, n_tokens: int, saved: float, *, is_free: bool) -> None:
+        """A round added `n_tokens` and saved `saved` plain passes (negative: lost them)."""
+        invested = constants.INVESTED_SHARE / 2 * n_tokens
+        for i, balance in enumerate(self.balances):
+            balance += invested + (saved if is_free == (i == 0) else 0.0)
+            self.balances[i] = min(balance, constants.MAX_BALANCE)
+
+    def n_affordable(
+        self,
+        probs: Sequence[float],
+        rule: _native.LengthRule,
+        plain: float,
+        reading: float = 0.0,
+        step: float = 0.0,
+        n_per_step: int = 1,
+        *,
+        is_free: bool,
+        is_own: bool = True,
+    ) -> int:
+        """How many tokens with acceptance probabilities `probs` may be drafted.
+
+        All of them while the balance is positive. Otherwise, and always for drafts from other texts
+        (not `is_own`), the largest number whose expected loss is small beside its expected gain.
+        `rule` has the costs of target passes; `plain`: seconds per token without drafts. Of the
+        draft model: seconds of `reading` before its first step, of a step, and tokens per step.
+        """
+        if is_own and self.balances[0 if is_free else 1] > 0:
+            return len(probs)
+        return rule.n_of_small_risk(probs, plain, constants.SMALL_RISK, reading, step, n_per_step)
 
 
 def _log_odds(probability: float) -> float:

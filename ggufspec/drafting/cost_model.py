@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 from ggufspec.drafting import constants
@@ -28,6 +29,14 @@ class Start(NamedTuple):
     guesses_step: bool = False
 
 
+class _Size(NamedTuple):
+    """A number of tokens whose passes were measured."""
+
+    seconds: float  # divided by CostModel._scale
+    count: int  # how many were measured
+    at: int  # CostModel.n_passes at the latest one
+
+
 class CostModel:
     """Seconds of target passes (with verification) by number of tokens, and of draft steps.
 
@@ -43,19 +52,14 @@ class CostModel:
         `start`: see Start; None: usual CPU costs. `n_per_step`: tokens that the draft model
         predicts in one step.
         """
-        self.n_most = n_most
-        self.n_per_step = n_per_step
-        self.n_sharers = n_sharers
+        self.n_most, self.n_sharers, self.n_per_step = n_most, n_sharers, n_per_step
         self.start = start
-        self._warm: set[int] = set()  # sizes of passes run so far on the device; 0: a draft step
         self._positions = _positions(start, n_most * n_sharers)
+        self._warm: set[int] = set()  # sizes of passes run so far on the device; 0: a draft step
         self.is_frozen = False  # if so, measurements are ignored
         self.n_passes = 0  # measured
-        # Seconds by number of tokens, divided by a scale that follows the machine's drift.
-        self._measured: dict[int, float] = {}
-        self._scale = 1.0
-        self._counts: dict[int, int] = {}
-        self._last: dict[int, int] = {}  # n_passes when a size was last measured
+        self._sizes: dict[int, _Size] = {}
+        self._scale = 1.0  # follows the machine's drift
         self._plain, self._n_plain = 0.0, 0
         self._step, self._n_steps, self._step_at = 0.0, 0, 0
         self._read = 0.0
@@ -73,22 +77,20 @@ class CostModel:
             return
         if self._is_compiled_for(n_tokens):
             return
-        count = self._counts.get(n_tokens, 0)
-        if not count:
+        known, count = self._sizes.get(n_tokens), self.n_measured(n_tokens)
+        if known is None:
             # A pass over n tokens takes no longer than n single-token passes, unless disturbed.
-            most = n_tokens * self._scale * self._measured.get(1, math.inf)
-            new = min(seconds, most)
-            if self._is_measured_before and 1 in self._measured:
+            one = self._sizes.get(1)
+            new = min(seconds, n_tokens * self._scale * one.seconds) if one else seconds
+            if self._is_measured_before and one:
                 new = _updated(self.curve[n_tokens - 1], new, count)
         else:
-            old = self._scale * self._measured[n_tokens]
+            old = self._scale * known.seconds
             new = _updated(old, seconds, count)
             if count >= 2:  # the whole machine may have become slower or faster
                 self._scale *= (new / old) ** constants.DRIFT_SHARE
-        self._measured[n_tokens] = new / self._scale
-        self._counts[n_tokens] = count + 1
         self.n_passes += 1
-        self._last[n_tokens] = self.n_passes
+        self._sizes[n_tokens] = _Size(new / self._scale, count + 1, self.n_passes)
         self._curve = None
 
     def observe_plain(self, seconds: float) -> None:
@@ -113,7 +115,7 @@ class CostModel:
         if not self._n_steps:  # divided between steps and reading in the usual proportion
             n_beside = self._usual_read * n_further if self.n_per_step == 1 else 0.0
             self._step, known = seconds / (n_steps + n_beside), self.step
-            if self._knows_step_before and self._measured:
+            if self._knows_step_before and self._sizes:
                 self._step = _updated(known, self._step, 0)
         if self.n_per_step > 1 and n_further <= constants.FEW_BESIDE_BLOCK:
             each = max(seconds - n_further * self._read, 0.0) / n_steps
@@ -147,7 +149,7 @@ class CostModel:
 
     def n_measured(self, n_tokens: int) -> int:
         """How many passes over `n_tokens` were measured."""
-        return self._counts.get(n_tokens, 0)
+        return self._sizes[n_tokens].count if n_tokens in self._sizes else 0
 
     @property
     def curve(self) -> Sequence[float]:
@@ -223,23 +225,18 @@ class CostModel:
         self, n_most: int, n_sharers: int = 1, start: Start | None = None, n_per_step: int = 1
     ) -> CostModel:
         """A copy for passes of other sizes, with the measurements that fit them."""
-        made = CostModel(n_most, n_sharers, start, n_per_step)
-        made._warm = self._warm
-        for n, seconds in self._measured.items():
-            if n <= made._n_largest:
-                made._measured[n], made._counts[n] = self._scale * seconds, self._counts[n]
-        made._last = {n: self._last[n] for n in made._measured if n in self._last}
-        made.n_passes = self.n_passes
-        made._plain, made._n_plain = self._plain, self._n_plain
-        made._step, made._n_steps, made._read = self._step, self._n_steps, self._read
-        made._step_at = self._step_at
+        made = copy(self)
+        made.n_most, made.n_sharers, made.n_per_step = n_most, n_sharers, n_per_step
+        made.start, made._positions = start, _positions(start, n_most * n_sharers)
+        made._sizes = {n: size for n, size in self._sizes.items() if n <= made._n_largest}
+        made.is_frozen, made._curve = False, None
         return made
 
     def to_document(self) -> dict[str, object]:
         """The measurements as JSON, which `of_document` reads."""
         return {
             "target_seconds": {
-                str(n): self._scale * self._measured[n] for n in sorted(self._counts)
+                str(n): self._scale * size.seconds for n, size in sorted(self._sizes.items())
             },
             "plain_seconds": self._plain,
             "draft_seconds": self._step,
@@ -252,12 +249,12 @@ class CostModel:
         measured = document.get("target_seconds")
         if not isinstance(measured, Mapping) or not measured:
             raise ValueError("there are no target_seconds")
-        sizes = {_size(key): _checked(seconds) for key, seconds in measured.items()}
+        # As if they had been measured just now, twice.
+        sizes = {_size(key): _Size(_checked(each), 2, 0) for key, each in measured.items()}
         if 1 not in sizes:
             raise ValueError("there are no target_seconds of one token")
         costs = CostModel(max(sizes))
-        costs._measured, costs._counts = sizes, dict.fromkeys(sizes, 2)
-        costs._last = dict.fromkeys(sizes, 0)  # as if they had been measured just now
+        costs._sizes = sizes
         costs._plain = _checked(document.get("plain_seconds", 0), or_zero=True)
         costs._n_plain = 2 if costs._plain else 0
         costs._step = _checked(document.get("draft_seconds"), or_zero=True)
@@ -268,15 +265,11 @@ class CostModel:
     # Interpolation.
 
     def _interpolated(self) -> list[float]:
-        sizes = sorted(self._measured)
-        if not sizes:
-            sizes, seconds = [1], [1.0]
-        else:
-            ages = [self.n_passes - self._last.get(n, self.n_passes) for n in sizes]
-            seconds = [
-                self._scale * self._measured[n] * _discount(age, self._counts[n])
-                for n, age in zip(sizes, ages, strict=True)
-            ]
+        sizes = sorted(self._sizes) or [1]
+        seconds = [
+            self._scale * known.seconds * _discount(self.n_passes - known.at, known.count)
+            for _, known in sorted(self._sizes.items())
+        ] or [1.0]
         first, last, at = sizes[0], sizes[-1], self._positions
         one = seconds[0] / (1 + constants.UNMEASURED_SLOPE * (at[first] - 1))
         slope = constants.UNMEASURED_SLOPE * one
@@ -292,7 +285,7 @@ class CostModel:
             for n in range(left, right):
                 curve.append(below + (at[n] - start) / width * rise)
         curve += [seconds[-1] + slope * (here - at[last]) for here in at[last:]]
-        measured, rows = self._measured, constants.KERNEL_ROWS
+        measured, rows = self._sizes, constants.KERNEL_ROWS
         for n in range(rows, len(curve) + 1, rows):
             if n not in measured:
                 known = [curve[k - 1] for k in range(n - rows + 2, n) if k in measured]
@@ -343,9 +336,8 @@ def _size(key: object) -> int:
 
 
 def _checked(value: object, *, or_zero: bool = False) -> float:
+    least = 0 if or_zero else constants.MIN_SECONDS
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number:
-        least = 0 if or_zero else constants.MIN_SECONDS
-        if least <= value < constants.MAX_SECONDS:  # type: ignore[operator]
-            return float(value)  # type: ignore[arg-type]
+    if is_number and least <= value < constants.MAX_SECONDS:  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
     raise ValueError(f"{str(value)[:40]!r} cannot be the seconds of a pass")

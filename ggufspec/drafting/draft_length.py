@@ -12,8 +12,7 @@ from typing import NamedTuple
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
-from ggufspec.drafting.acceptance import Acceptance, BlockBonus, SecondChoice
-from ggufspec.drafting.account import Account
+from ggufspec.drafting.acceptance import Acceptance, Account, BlockBonus, SecondChoice
 from ggufspec.drafting.cost_model import CostModel
 
 # Indexed by native/draft_length.h's Stop.

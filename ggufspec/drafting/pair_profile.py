@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import NoneType
+from typing import Any
 
 from ggufspec.drafting import constants, profile_store
-from ggufspec.drafting.acceptance import Acceptance, Coefficients
-from ggufspec.drafting.account import Account
+from ggufspec.drafting.acceptance import Acceptance, Account, Coefficients
 from ggufspec.drafting.cost_model import CostModel, Start
 from ggufspec.drafting.draft_length import LengthPolicy
 
 _GREEDY = (constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE)
 _SECOND_GREEDY = (constants.SECOND_GREEDY_INTERCEPT, constants.SECOND_GREEDY_SLOPE)
 _SAMPLED = (constants.SAMPLED_INTERCEPT, constants.SAMPLED_SLOPE)
-_SECOND_SAMPLED = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
 
 
 def fixed_length(temperature: float, *, in_blocks: bool = False) -> LengthPolicy:
     """A policy that drafts a fixed number of tokens, also as a tree, from a new pair's priors."""
-    return LengthPolicy(
-        prior=_new(temperature),
-        memory=_memory(temperature),
-        block_bonus=_bonus(temperature, in_blocks),
-    )
+    return LengthPolicy(None, _new(temperature), **_options(temperature, in_blocks))
 
 
 class PairProfile:
@@ -35,20 +30,13 @@ class PairProfile:
     """
 
     def __init__(
-        self,
-        costs: CostModel,
-        acceptance: Mapping[str, Acceptance] | None = None,
-        settled: CostModel | None = None,
-        account: Account | None = None,
+        self, costs: CostModel, acceptance: Mapping[str, Acceptance] | None = None
     ) -> None:
-        """`acceptance`: by temperature, written as by `_key`. `settled`: None: not yet measured.
-
-        `account`: None: a new pair's account.
-        """
+        """`acceptance`: by temperature, written as by `_key`."""
         self.costs = costs
-        self.account = account or Account()
+        self.account = Account()
         self._acceptance = dict(acceptance or {})
-        self._settled = settled
+        self._settled: CostModel | None = None
         self._is_settled_anew = False
         self._n_stored_passes = costs.n_passes
 
@@ -84,17 +72,18 @@ class PairProfile:
         `repeats`: the text has a seed: it starts from the settled costs and learns no costs.
         `in_blocks`: drafts are verified as a whole. `has_model`: there is a draft model.
         """
-        costs = _copy(self._settled or self.costs) if repeats else self.costs
+        new, costs, account = _new(temperature), self.costs, self.account
+        known = self._acceptance.get(_key(temperature), new)
+        if repeats:
+            costs, account, known = self._settled or costs, Account(), new
+            costs = costs.resized(costs.n_most, costs.n_sharers, costs.start, costs.n_per_step)
         costs.is_frozen = repeats
-        new = _new(temperature)
-        known = None if repeats else self._acceptance.get(_key(temperature))
         return LengthPolicy(
             costs,
-            Acceptance(*map(_faded, known or new, new)),
-            memory=_memory(temperature),
+            Acceptance(*map(_faded, known, new)),
             has_model=has_model,
-            block_bonus=_bonus(temperature, in_blocks),
-            account=Account() if repeats else self.account,
+            account=account,
+            **_options(temperature, in_blocks),
         )
 
     def keep(self, policy: LengthPolicy, temperature: float) -> None:
@@ -131,14 +120,17 @@ class PairProfile:
             and isinstance(acceptance, Mapping)
         ):
             raise ValueError("it needs the objects costs and acceptance")
-        return PairProfile(
+        profile = PairProfile(
             CostModel.of_document(costs).resized(n_most, n_sharers, start, n_per_step),
             {str(key): _acceptance(each) for key, each in acceptance.items()},
-            None
-            if settled is None
-            else CostModel.of_document(settled).resized(n_most, n_sharers, None, n_per_step),
-            None if balances is None else Account.of_document(balances),
         )
+        if settled is not None:
+            known = CostModel.of_document(settled)
+            profile._settled = known.resized(n_most, n_sharers, n_per_step=n_per_step)
+        if balances is not None:
+            found = _two_numbers(balances, "two balances", constants.MAX_SECONDS)
+            profile.account = Account([min(each, constants.MAX_BALANCE) for each in found])
+        return profile
 
 
 class StoredProfile:
@@ -193,20 +185,16 @@ class StoredProfile:
 def _new(temperature: float) -> Acceptance:
     """The acceptance model of a new pair."""
     if temperature > 0:
-        return Acceptance(_SAMPLED, _SAMPLED, _SECOND_SAMPLED)
+        return Acceptance(_SAMPLED, _SAMPLED)
     return Acceptance(_GREEDY, _GREEDY, _SECOND_GREEDY)
 
 
-def _memory(temperature: float) -> float:
-    return constants.SAMPLED_MEMORY if temperature > 0 else constants.GREEDY_MEMORY
-
-
-def _bonus(temperature: float, in_blocks: bool) -> float:
-    return constants.BLOCK_BONUS if in_blocks and temperature > 0 else 0.0
-
-
-def _copy(costs: CostModel) -> CostModel:
-    return costs.resized(costs.n_most, costs.n_sharers, costs.start, costs.n_per_step)
+def _options(temperature: float, in_blocks: bool) -> dict[str, Any]:
+    """Further arguments of LengthPolicy."""
+    if temperature > 0:
+        bonus = constants.BLOCK_BONUS if in_blocks else 0.0
+        return {"memory": constants.SAMPLED_MEMORY, "block_bonus": bonus}
+    return {"memory": constants.GREEDY_MEMORY}
 
 
 def _faded(known: Coefficients, new: Coefficients) -> Coefficients:
@@ -222,19 +210,19 @@ def _key(temperature: float) -> str:
 
 
 def _acceptance(lists: object) -> Acceptance:
+    what, most = "the intercept and slope of an acceptance model", constants.MAX_COEFFICIENT
     # Files written before there were trees have two models.
     if isinstance(lists, list) and 2 <= len(lists) <= len(Acceptance._fields):
-        return Acceptance(*map(_coefficients, lists))
+        made = Acceptance(*(_two_numbers(each, what, most) for each in lists))
+        if all(slope >= 0 for _, slope in made):
+            return made
     raise ValueError(f"{str(lists)[:40]} is not a list of acceptance models")
 
 
-def _coefficients(numbers: object) -> Coefficients:
-    if isinstance(numbers, list) and len(numbers) == 2:
-        intercept, slope = numbers
-        if all(isinstance(number, (int, float)) for number in numbers):
-            most = constants.MAX_COEFFICIENT
-            if abs(intercept) < most and 0 <= slope < most:
-                return float(intercept), float(slope)
-    raise ValueError(
-        f"{str(numbers)[:40]} cannot be the intercept and slope of an acceptance model"
-    )
+def _two_numbers(found: object, what: str, most: float) -> tuple[float, float]:
+    """Two numbers from JSON with absolute values below `most`. Raises ValueError."""
+    if isinstance(found, list) and len(found) == 2:
+        first, second = found
+        if all(isinstance(each, (int, float)) and abs(each) < most for each in found):
+            return float(first), float(second)
+    raise ValueError(f"{str(found)[:40]} cannot be {what}")

@@ -8,7 +8,7 @@ import pytest
 
 from ggufspec import _native
 from ggufspec.drafting import constants
-from ggufspec.drafting.account import Account
+from ggufspec.drafting.acceptance import Account
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.pair_profile import PairProfile
