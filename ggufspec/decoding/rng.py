@@ -18,15 +18,10 @@ Stream = Callable[[int], Uniforms]  # stream(n) returns n fresh uniforms
 def uniform_streams(seed: int, *, first: int = 0) -> tuple[Stream, Stream]:
     """Two independent streams of uniforms in [0, 1): for verification, and for the draft.
 
-    `first`: number of streams of this seed to skip.
+    `first`: number of streams of this seed to skip, such as 2 for the draft's own draft.
     """
     parts = SeedSequence(seed).spawn(first + 2)
     return _drawn_ahead(default_rng(parts[first])), _drawn_ahead(default_rng(parts[first + 1]))
-
-
-def stage_streams(seed: int) -> tuple[Stream, Stream]:
-    """The next two streams: for verification by the draft model, and for the draft's own draft."""
-    return uniform_streams(seed, first=2)
 
 
 def by_position(stream: Stream, tokens: Sized) -> Stream:

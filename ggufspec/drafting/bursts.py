@@ -44,7 +44,7 @@ class Bursts:
         self._stage = stage
         self._drafter = make(stage.drafter, stage.materials)
         self._steps: Steps | None = None
-        self._judged: tuple[Draft, Rows, Verdict] | None = None  # in the last round
+        self._judged: list[tuple[Draft, Rows, Verdict]] = []  # by the last round
         self._n_drafted = self._n_accepted = 0
 
     def start(self, context: array[int], sampling: Sampling, n_end: int, n_draft: int) -> None:
@@ -67,7 +67,7 @@ class Bursts:
     def write(self, context: array[int]) -> Burst:
         """Append at least one token to `context`. Raises as `score` and `draw` do."""
         assert self._steps is not None
-        self._judged = None
+        self._judged.clear()
         n_before, is_last = len(context), False
         ask = next(self._steps)
         assert isinstance(ask, Ask)
@@ -78,7 +78,9 @@ class Bursts:
         except DecodeError:
             # No next token can be drawn. Dropping the accepted tokens, too, would change the
             # distribution of the draft's tokens.
-            accepted = self._accepted()
+            accepted = [
+                token for draft, _, verdict in self._judged for token in draft.accepted(verdict)
+            ]
             if not accepted:
                 raise
             context.extend(accepted)
@@ -88,8 +90,7 @@ class Bursts:
             self._stage.materials.policy.observe_round(round_)
             self._n_drafted += round_.n_drafted
             self._n_accepted += round_.n_accepted
-        assert self._judged is not None
-        _, probs, verdict = self._judged
+        _, probs, verdict = self._judged[0]
         rows = [0, *(node + 1 for node in verdict.nodes)][: len(context) - n_before]
         n_read = n_before + verdict.n_accepted
         return Burst(probs, rows, scored.logits.shape[1], n_read, is_last)
@@ -107,13 +108,7 @@ class Bursts:
         share = self._n_accepted / self._n_drafted
         return {"n_staged": self._n_drafted, "staged_acceptance": share}
 
-    def _accepted(self) -> list[int]:
-        if self._judged is None:
-            return []
-        draft, _, verdict = self._judged
-        return draft.accepted(verdict)
-
     def _verify(self, draft: Draft, probs: Probs, uniforms: Uniforms) -> Verdict:
         verdict = self._stage.verify(draft, probs, uniforms)
-        self._judged = draft, as_rows(probs), verdict
+        self._judged.append((draft, as_rows(probs), verdict))
         return verdict

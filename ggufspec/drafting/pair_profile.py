@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
@@ -133,6 +134,7 @@ class PairProfile:
         return profile
 
 
+@dataclass(frozen=True)
 class StoredProfile:
     """A pair's profile on disk, stored under the facts that it depends on.
 
@@ -140,21 +142,14 @@ class StoredProfile:
     the profile: see engine.speeds.Predicted.
     """
 
-    def __init__(
-        self,
-        facts: Mapping[str, object] | None = None,
-        start: Start | None = None,
-        assumed: Mapping[str, object] | None = None,
-        n_per_step: int = 1,
-    ) -> None:
-        self._n_per_step = n_per_step
-        self.facts = facts
-        self.assumed = dict(assumed or {})
-        self._start = start
+    facts: Mapping[str, object] | None = None
+    start: Start | None = None
+    assumed: Mapping[str, object] = field(default_factory=dict)
+    n_per_step: int = 1
 
     def profile(self, n_most: int, n_sharers: int = 1) -> PairProfile:
         """The stored profile, or else a new one, for passes of this size: see CostModel."""
-        new = PairProfile(CostModel(n_most, n_sharers, self._start, self._n_per_step))
+        new = PairProfile(CostModel(n_most, n_sharers, self.start, self.n_per_step))
         return self.recall(n_most, n_sharers) or new
 
     def recall(self, n_most: int, n_sharers: int = 1) -> PairProfile | None:
@@ -162,9 +157,7 @@ class StoredProfile:
         if self.facts is None or (document := profile_store.recall(self.facts)) is None:
             return None
         try:
-            return PairProfile.of_document(
-                document, n_most, n_sharers, self._start, self._n_per_step
-            )
+            return PairProfile.of_document(document, n_most, n_sharers, self.start, self.n_per_step)
         except ValueError:
             return None
 

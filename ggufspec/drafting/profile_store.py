@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ _FORMAT = 3  # files of other formats are ignored
 _N_KEY_DIGITS = 32
 _TYPICAL_BYTES = 2**14  # size of a pair's measurements
 _MOST_BYTES = 2**20  # bytes read of a file: far more than any file needs
-_FLASH_ATTENTION = ("auto", "on", "off")
-_MOST = {"n_threads": 512, "n_threads_draft": 512, "n_batch": 2**20, "n_batch_draft": 2**20}
+_ALLOWED: Mapping[str, Collection[object]] = {  # values of TunedSettings
+    **dict.fromkeys(("n_threads", "n_threads_draft"), range(1, 513)),
+    **dict.fromkeys(("n_batch", "n_batch_draft"), range(1, 2**20 + 1)),
+    "flash_attention": ("auto", "on", "off"),
+}
 
 
 def key(facts: Mapping[str, object]) -> str:
@@ -113,10 +116,12 @@ class TunedSettings:
 def settings(facts: Mapping[str, object]) -> TunedSettings:
     """The settings stored for a pair on a machine; `facts` contain no settings."""
     found = recall(_about_settings(facts)) or {}
-    flash_attention = found.get("flash_attention")
     return TunedSettings(
-        flash_attention=flash_attention if flash_attention in _FLASH_ATTENTION else None,
-        **{name: _count(found.get(name), most) for name, most in _MOST.items()},
+        **{
+            name: found[name]
+            for name, allowed in _ALLOWED.items()
+            if type(found.get(name)) in (int, str) and found[name] in allowed
+        }
     )
 
 
@@ -129,12 +134,6 @@ def remember_settings(facts: Mapping[str, object], found: TunedSettings) -> bool
 
 def _about_settings(facts: Mapping[str, object]) -> dict[str, object]:
     return {"about": "settings", "pair": facts}
-
-
-def _count(value: object, most: int) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
-        return value
-    return None
 
 
 def _path(key: str) -> Path:

@@ -20,22 +20,22 @@ class DraftTemperature:
 
     def __init__(self, target: float, wanted: float | str = defaults.DRAFT_TEMPERATURE) -> None:
         """`target`: the target's temperature; `wanted`: the draft's, or "auto" to learn it."""
-        if isinstance(wanted, str) and wanted != "auto":
-            raise OptionError(f"draft_temperature is {wanted!r}; it must be a number, or 'auto'")
-        fixed = 0.0 if isinstance(wanted, str) else validate.number("draft_temperature", wanted)
-        if not (math.isfinite(fixed) and fixed >= 0):
+        first = target
+        if wanted != "auto":
+            if isinstance(wanted, str):
+                raise OptionError(
+                    f"draft_temperature is {wanted!r}; it must be a number, or 'auto'"
+                )
+            first = validate.number("draft_temperature", wanted)
+        if not (math.isfinite(first) and first >= 0):
             raise OptionError(
                 f"draft_temperature is {wanted}; it must be 0 (greedy) or more, and "
                 "finite, or 'auto'"
             )
         # A greedy target accepts one token only: the draft's likeliest token is the best guess.
         self.is_learning = wanted == "auto" and target > 0
-        first = target if isinstance(wanted, str) else fixed
-        self.choices = (
-            tuple(factor * target for factor in constants.TEMPERATURE_FACTORS)
-            if self.is_learning
-            else (first,)
-        )
+        factors = constants.TEMPERATURE_FACTORS if self.is_learning else (1.0,)
+        self.choices = tuple(factor * first for factor in factors)
         self._best = 0
         self._n_rounds = self._n_learned = 0
         self._weight = self._weight_squared = 0.0

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
-from ggufspec.decoding.rng import by_position, stage_streams, uniform_streams
+from ggufspec.decoding.rng import by_position, uniform_streams
 from ggufspec.decoding.stats import summarize
 from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored
 from ggufspec.drafting import strategies as drafters
@@ -310,7 +310,7 @@ class Generation:
 
     def _stage(self, materials: drafters.Materials, options: CheckedOptions) -> drafters.Stage:
         """The drafting of the draft model's own tokens: by its draft, else from n-grams."""
-        verify_uniforms, draft_uniforms = stage_streams(self.seed)
+        verify_uniforms, draft_uniforms = uniform_streams(self.seed, first=2)
         below = replace(
             materials,
             uniforms=draft_uniforms,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
+from ggufspec.common import validate
 from ggufspec.common.child import LimitedProcess, LimitExceededError
 from ggufspec.errors import OptionError
 
@@ -100,12 +101,7 @@ _compiled_short = lru_cache(maxsize=_N_SHORT_KEPT)(_ask)
 
 
 def _check_size(text: str, what: str) -> None:
-    try:
-        n_bytes = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise OptionError(
-            f"the {what} is not valid Unicode at character {error.start}: {error.reason}"
-        ) from error
+    n_bytes = len(validate.text(f"the {what}", text).encode())
     n_most = MAX_GRAMMAR_BYTES if what == "grammar" else MAX_BYTES
     if n_bytes > n_most:
         raise OptionError(

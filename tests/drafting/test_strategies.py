@@ -15,7 +15,7 @@ from greedy import assert_same
 
 import ggufspec
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import stage_streams, uniform_streams
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Logits, Round
 from ggufspec.drafting import strategies as drafters
@@ -61,7 +61,7 @@ def run(
 
 
 def stage_of(materials: drafters.Materials, below: FakeSession | None) -> drafters.Stage:
-    verify_uniforms, draft_uniforms = stage_streams(3)
+    verify_uniforms, draft_uniforms = uniform_streams(3, first=2)
     own = replace(materials, session=below, uniforms=draft_uniforms, policy=LengthPolicy())
     name = "ngram" if below is None else "model"
     return drafters.Stage(name, own, verify.rule("block"), verify_uniforms)

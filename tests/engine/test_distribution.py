@@ -17,7 +17,7 @@ from fakes import speculated
 
 from ggufspec import _native
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import stage_streams, uniform_streams
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.decoding.types import (
     Constraint,
@@ -140,7 +140,7 @@ def model_drafter(
     stage: Verify | None = None,
 ) -> Drafter:
     """`stage`: the rule for the draft of the draft, if there is one."""
-    verify_uniforms, draft_uniforms = stage_streams(1)
+    verify_uniforms, draft_uniforms = uniform_streams(1, first=2)
     below = drafters.Materials(
         sampling, draft_uniforms, (), pair.below, draft_temperature=sampling.temperature
     )
