@@ -74,10 +74,9 @@ def expected_lengths(
     """For each temperature, the expected number of accepted tokens of a draft drawn at it.
 
     Counts the first `horizon` tokens, under block verification. An estimate from the tokens that
-    were drawn: too low for temperatures far from theirs. Raises ValueError without `draft.probs`.
+    were drawn, which must have `draft.probs`: too low for temperatures far from theirs.
     """
-    if draft.probs is None:
-        raise ValueError("expected_lengths: a draft without probs has no other temperatures")
+    assert draft.probs is not None
     return _native.expected_lengths(
         as_rows(target_probs), as_rows(draft.probs), draft.tokens, horizon, temperatures
     )

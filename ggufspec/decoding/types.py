@@ -153,7 +153,6 @@ class Session(Protocol):
         `tokens` must not be empty. The array is valid until the next score. Raises NoRoomError if
         the text is too long for the model; a drafter then ends its draft.
         """
-        ...
 
 
 @runtime_checkable
@@ -165,7 +164,6 @@ class BlockSession(Protocol):
 
         At most `n_most` gaps, fewer if the pass computes fewer positions. Raises as `score`.
         """
-        ...
 
 
 class TargetSession(Protocol):
@@ -175,7 +173,6 @@ class TargetSession(Protocol):
         self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
     ) -> Logits:
         """As Session.score; with `parents`, the draft is a tree: see Draft."""
-        ...
 
 
 class Constraint(Protocol):
@@ -183,19 +180,15 @@ class Constraint(Protocol):
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks:
         """Tokens allowed after `tokens`, then after each of `draft`: (n_draft + 1, n_words)."""
-        ...
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
         """Length of the longest prefix of `draft` that may follow `tokens`."""
-        ...
 
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
         """The usual tokens of the text that must follow; empty if several texts may follow."""
-        ...
 
     def is_over(self, tokens: Sequence[int]) -> bool:
         """Whether nothing but the end of the text may follow `tokens`."""
-        ...
 
 
 class Drafter(Protocol):
@@ -203,11 +196,9 @@ class Drafter(Protocol):
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         """Propose 0 to `n_max` tokens to follow `tokens`."""
-        ...
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Learn from the target's distributions and from the verdict on the draft."""
-        ...
 
 
 # A verification rule, a pure function of the draft, the target's distributions (n_draft + 1,

@@ -154,14 +154,11 @@ class LengthPolicy:
 
     def _n_affordable(self, probs: Sequence[float], *, is_free: bool, is_own: bool = True) -> int:
         costs = self.costs
-        draft = () if is_free else (self._reading_seconds(), costs.step, costs.n_per_step)
+        reading = (self._n_unread - 1) * costs.read
+        draft = () if is_free else (reading, costs.step, costs.n_per_step)
         return self.account.n_affordable(
             probs, self.rule, self._plain, *draft, is_free=is_free, is_own=is_own
         )
-
-    def _reading_seconds(self) -> float:
-        """Seconds of reading the tokens that the draft model has not read before its first step."""
-        return (self._n_unread - 1) * self.costs.read
 
     def _pays_for_reading(self) -> bool:
         """Whether drafting is expected to save more than reading the unread tokens costs."""
@@ -276,28 +273,10 @@ class LengthPolicy:
         """Learn what a round cost. Called after every round, after any observe_verdict."""
         if self.is_fixed:
             return
-        self._observe_costs(round_)
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
-        n_tokens, lost = len(round_.tokens), 0.0
-        if n_drafted or n_evaluated:
-            curve = costs.per_text(self._n_sharers)
-            _, n_steps, n_read = self._grown
-            seconds = curve[min(n_drafted, len(curve) - 1)] + costs.drafting(n_evaluated + n_steps)
-            if n_evaluated:
-                seconds += self._reading_seconds() + n_read * costs.read
-            lost = seconds / self._plain - n_tokens
-        self.account.observe(n_tokens, -lost, is_free=not n_evaluated)
-        self._n_since_free = 0 if n_drafted and not n_evaluated else self._n_since_free + n_tokens
-        self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
-        self._n_rounds += 1
-        self._n_without_gain += self._skipped in (NO_GAIN, NO_BALANCE) and self._n_sharers == 1
-        self._is_current = False
-
-    def _observe_costs(self, round_: Round) -> None:
-        costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
+        _, n_steps, n_read = self._grown
+        n_further = self._n_unread - 1 + n_read
         if n_evaluated and not self.rule.n_taken:
-            _, n_steps, n_read = self._grown
-            n_further = self._n_unread - 1 + n_read
             n_all = math.ceil((n_evaluated + n_steps) / costs.n_per_step)
             costs.observe_draft(n_all, round_.draft_seconds, n_further)
         if round_.n_sharers == 1 and round_.target_seconds:
@@ -306,6 +285,19 @@ class LengthPolicy:
             follows_plain = self._n_rounds > 0 and not self._n_since_plain
             if follows_plain and not n_drafted:
                 costs.observe_plain(seconds)
+        n_tokens, lost = len(round_.tokens), 0.0
+        if n_drafted or n_evaluated:
+            curve = costs.per_text(self._n_sharers)
+            seconds = curve[min(n_drafted, len(curve) - 1)] + costs.drafting(n_evaluated + n_steps)
+            if n_evaluated:
+                seconds += n_further * costs.read
+            lost = seconds / self._plain - n_tokens
+        self.account.observe(n_tokens, -lost, is_free=not n_evaluated)
+        self._n_since_free = 0 if n_drafted and not n_evaluated else self._n_since_free + n_tokens
+        self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
+        self._n_rounds += 1
+        self._n_without_gain += self._skipped in (NO_GAIN, NO_BALANCE) and self._n_sharers == 1
+        self._is_current = False
 
     def set_n_sharers(self, n_sharers: int) -> None:
         """Expect the next target pass to be shared by `n_sharers` texts."""

@@ -59,19 +59,16 @@ class DraftTemperature:
         elif self._n_rounds < constants.N_TEMPERATURE_EARLY:
             every = 1
         if self._n_rounds % every == 0:
-            horizon = self._horizon(draft)
+            assert draft.probs is not None
+            n_row = as_rows(draft.probs).n_values / len(draft.tokens)
+            most = int(constants.N_TEMPERATURE_VALUES / len(self.choices) / max(n_row, 1))
+            horizon = max(1, min(constants.TEMPERATURE_HORIZON, most, draft.n_chain))
             self._learn(expected_lengths(draft, target_probs, horizon, self.choices))
         self._n_rounds += 1
 
     @property
     def _is_greedy(self) -> bool:
         return self.choices[self._best] == 0
-
-    def _horizon(self, draft: Draft) -> int:
-        assert draft.probs is not None
-        n_row = as_rows(draft.probs).n_values / len(draft.tokens)
-        most = int(constants.N_TEMPERATURE_VALUES / len(self.choices) / max(n_row, 1))
-        return max(1, min(constants.TEMPERATURE_HORIZON, most, draft.n_chain))
 
     def _learn(self, lengths: Sequence[float]) -> None:
         keep = 1 - 1 / constants.TEMPERATURE_MEMORY

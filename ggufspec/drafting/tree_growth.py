@@ -7,7 +7,7 @@ to be drawn: so a text keeps the target's distribution.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import accumulate
@@ -17,7 +17,7 @@ from ggufspec import _native
 from ggufspec.decoding.sampling import Rows, Sampling, draw
 from ggufspec.decoding.tree import n_equal, path_to
 from ggufspec.decoding.types import Logits, Uniforms
-from ggufspec.drafting.draft_length import LengthPolicy
+from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.strategies.ngram import Prediction
 from ggufspec.errors import DecodeError, NoRoomError
 
@@ -55,22 +55,14 @@ class _Certain:
 class Growth:
     """The tree of one round: its nodes in the order in which they were added, the chain first."""
 
-    def __init__(
-        self,
-        policy: LengthPolicy,
-        rows: Rows,
-        uniforms: Uniforms,
-        *,
-        n_leaves: int,
-        stop_tokens: Collection[int],
-    ) -> None:
+    def __init__(self, materials: Materials, rows: Rows, uniforms: Uniforms) -> None:
         """`rows[i]`: the distribution that node i is drawn from. `uniforms`: one for each node."""
-        self._policy = policy
-        self._second = policy.second
+        self._policy = materials.policy
+        self._second = materials.policy.second
         self._rows = rows
         self._uniforms = uniforms
-        self._n_leaves_left = n_leaves - 1
-        self._stop_tokens = stop_tokens
+        self._n_leaves_left = materials.n_leaves - 1
+        self._stop_tokens = materials.stop_tokens
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._values: list[float] = []  # the probability that each node is accepted
@@ -84,7 +76,7 @@ class Growth:
     @property
     def result(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         """Tokens and parents as in Draft, and the nodes that the draft model has read."""
-        is_chain = all(parent == node - 1 for node, parent in enumerate(self._parents))
+        is_chain = self._parents == [*range(-1, len(self._parents) - 1)]
         return self._tokens, () if is_chain else self._parents, self._held
 
     def add_to_chain(self, token: int, value: float) -> None:
@@ -155,7 +147,7 @@ class Growth:
             n_read += len(path) - n_equal(path, self._held) - 1
             self._held = path
             self._draw_next(best, [value for value, _ in ranked], logits, sampling, context)
-        values = [*self._values[n_chain:]]
+        values = self._values[n_chain:]
         if self._declined is not None:
             del values[self._declined - n_chain]  # counted by the rule already
         policy.observe_growth(sum(values), n_steps, n_read)

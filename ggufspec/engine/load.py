@@ -11,7 +11,7 @@ from pathlib import Path
 from ggufspec.common import defaults, validate
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
-from ggufspec.drafting.text_store import TextStore
+from ggufspec.drafting.strategies.ngram import TextStore
 from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.draft_texts import add_texts, read_texts

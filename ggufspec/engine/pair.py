@@ -11,7 +11,7 @@ from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.decoding import verify as rules
 from ggufspec.drafting.pair_profile import StoredProfile
-from ggufspec.drafting.text_store import TextStore
+from ggufspec.drafting.strategies.ngram import TextStore
 from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.prompt_cache import PromptCache

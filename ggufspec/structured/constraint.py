@@ -17,10 +17,8 @@ from ggufspec.decoding.types import n_same
 from ggufspec.errors import ConstraintError, OptionError
 from ggufspec.structured.limits import Pieces, limited_matcher, summary
 
-_N_CONTINUATIONS = (
-    8  # next tokens that are tried, to see whether the last forced token merges with them
-)
-
+# Next tokens that are tried, to see whether the last forced token merges with them.
+_N_CONTINUATIONS = 8
 # Longer forced texts are drafted in parts of this size: a{1000000} forces a million bytes.
 _MAX_FORCED_BYTES = 1024
 
@@ -71,10 +69,10 @@ class TokenTable:
 
 
 class GrammarConstraint:
-    """Constrains a text by a grammar.
+    """A decoding.types.Constraint that follows a grammar. Not for two threads at once.
 
     Each method takes the whole text, which may be any other text than before; the matcher moves
-    there from its last position. Not for two threads at once.
+    there from its last position.
     """
 
     def __init__(
@@ -137,15 +135,11 @@ class GrammarConstraint:
         return rows[0][None] if len(rows) == 1 else np.stack(rows)
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
-        """Length of the longest prefix of `draft` that may follow `tokens`."""
         return self._matcher.validate_tokens(list(draft)) if self._stand_after(tokens) else 0
 
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The usual tokens of the text that must follow `tokens`; empty if several may follow.
-
-        The last token is left out if the tokenizer would merge it with most continuations, such as
-        " " before "true".
-        """
+        """See Constraint. The last token is left out if the tokenizer would merge it with most
+        continuations, such as " " before "true"."""
         if not self._stand_after(tokens):
             return ()
         if self._forced is not None:
@@ -186,7 +180,6 @@ class GrammarConstraint:
         return 2 * sum(list(each[: len(forced)]) == forced for each in tokenized) < len(few)
 
     def is_over(self, tokens: Sequence[int]) -> bool:
-        """Whether nothing but the end of the text may follow `tokens`."""
         is_there = self._stand_after(tokens) and self._matcher.is_stopped()
         return is_there and not self._matcher.is_error()  # a matcher that failed is stopped, too
 

@@ -26,8 +26,7 @@ from ggufspec.decoding.types import Round
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import Action, LengthPolicy
 from ggufspec.drafting.pair_profile import PairProfile
-from ggufspec.drafting.strategies.ngram import NgramIndex, Origin
-from ggufspec.drafting.text_store import TextStore
+from ggufspec.drafting.strategies.ngram import NgramIndex, Origin, TextStore
 from tests.benchmarks.record import ACCEPTANCE_STEPS, GAP_STEPS
 
 RECORDED = Path(__file__).parent / "data" / "texts.npz"

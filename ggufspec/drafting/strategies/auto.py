@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ggufspec.decoding.types import Draft, Drafter, Probs, Verdict
-from ggufspec.drafting.strategies import Materials
+from ggufspec.drafting.strategies import Materials, ngram
 from ggufspec.drafting.strategies.model import ModelDrafter
-from ggufspec.drafting.strategies.ngram import NgramDrafter
 
 USES_MODEL = True  # the draft model reads each prompt ahead
 USES_STAGE = True  # and so does the draft of the draft
@@ -16,7 +15,7 @@ USES_STAGE = True  # and so does the draft of the draft
 class AutoDrafter:
     """Predicts with n-grams, which costs nothing; runs the draft model if it has more to gain."""
 
-    def __init__(self, ngrams: NgramDrafter, model: ModelDrafter) -> None:
+    def __init__(self, ngrams: ngram.NgramDrafter, model: ModelDrafter) -> None:
         self._ngrams = ngrams
         self._model = model
 
@@ -35,7 +34,7 @@ class AutoDrafter:
 
 
 def make(materials: Materials) -> Drafter:
-    ngrams = NgramDrafter(materials)
+    ngrams = ngram.make(materials)
     if materials.session is None:
         return ngrams
     return AutoDrafter(ngrams, ModelDrafter(materials.session, materials, materials.stage))

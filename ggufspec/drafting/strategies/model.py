@@ -195,13 +195,7 @@ class ModelDrafter:
     def _growth_for(self, rows: Rows, uniforms: Uniforms) -> Growth | None:
         """The tree of this round; None if branches are not allowed."""
         if self._branches and self._growth is None:
-            self._growth = Growth(
-                self._policy,
-                rows,
-                uniforms,
-                n_leaves=self._materials.n_leaves,
-                stop_tokens=self._materials.stop_tokens,
-            )
+            self._growth = Growth(self._materials, rows, uniforms)
         return self._growth
 
     def _append_forced(self, context: array[int], n: int, n_most: int) -> tuple[int, bool]:

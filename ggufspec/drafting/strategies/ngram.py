@@ -76,21 +76,49 @@ class NgramIndex:
         self._ngrams.observe(n_accepted, n_tried)
 
 
+class TextStore:
+    """Texts in tokens of an engine's target; a token takes 8 bytes."""
+
+    def __init__(self, n_remembered: int = 0) -> None:
+        """`n_remembered`: number of tokens of the latest generated texts that are kept."""
+        self._n_remembered = n_remembered
+        self._named = _native.SortedTexts()
+        self._written = _native.SortedTexts()
+
+    def add_named(self, tokens: Sequence[int]) -> None:
+        self._named.add(array("i", tokens))  # type: ignore[arg-type]
+
+    def add_written(self, tokens: Sequence[int], n_prompt: int) -> None:
+        """Keep the tokens that were generated after a prompt of `n_prompt` tokens."""
+        first = max(n_prompt - constants.NGRAM_MATCHED, len(tokens) - self._n_remembered + 1, 0)
+        if len(tokens) > max(first, n_prompt):
+            self._written.add(array("i", tokens[first:]))  # type: ignore[arg-type]
+            self._written.drop(self._n_remembered)
+
+    def texts(self, *, repeats: bool) -> list[_native.SortedTexts]:
+        """The texts to draft a text from; `repeats`: it has a seed and ignores generated texts."""
+        found = [self._named] if repeats else [self._named, self._written]
+        return [texts for texts in found if len(texts)]
+
+    def forget(self) -> None:
+        """Forget the generated texts."""
+        self._written.drop(0)
+
+
 class NgramDrafter:
-    """Proposes what followed the longest match of the text's end, as far as the policy allows.
+    """Proposes text that a constraint forces, then what followed the longest match of the text's
+    end, as far as the policy allows."""
 
-    Text that a constraint forces is drafted before it.
-    """
-
-    def __init__(self, materials: Materials) -> None:
+    def __init__(self, materials: Materials, index: NgramIndex | None = None) -> None:
+        """`index`: None: only forced text is drafted."""
         self._policy = materials.policy
         self._stop_tokens = materials.stop_tokens
         self._forced_text = materials.forced
-        self._index = NgramIndex(materials.prediction, materials.texts)
+        self._index = index
         self._forced: Sequence[int] = ()
         self.prediction = Prediction()  # the tokens after the forced ones
         self._drafted: Draft | None = None  # in the last round
-        self._has_prediction = bool(materials.prediction)
+        self._has_prediction = bool(index and materials.prediction)
         self._n_drafted = self._n_accepted = 0  # tokens of the caller's prediction
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
@@ -100,11 +128,13 @@ class NgramDrafter:
         """Predict the continuation; returns how much of it is worth verifying."""
         self._forced_text.start_round()
         self._forced = self._forced_text.after(tokens)[:n_max]
-        if self._forced:
-            tokens = [*tokens, *self._forced]
-        found = self._index.predict(tokens, n_max - len(self._forced))
-        n = self._forced_text.n_allowed(tokens, found.tokens)
-        self.prediction = Prediction(found.tokens[:n], found.probs[:n], found.origin)
+        self.prediction = Prediction()
+        if self._index is not None:
+            if self._forced:
+                tokens = [*tokens, *self._forced]
+            found = self._index.predict(tokens, n_max - len(self._forced))
+            n = self._forced_text.n_allowed(tokens, found.tokens)
+            self.prediction = Prediction(found.tokens[:n], found.probs[:n], found.origin)
         forced_probs = self._forced_text.probabilities(self._forced)
         return self._policy.prefix_length(
             self.prediction.probs, forced_probs, is_own=self.prediction.origin != Origin.OTHERS
@@ -113,7 +143,8 @@ class NgramDrafter:
     def draft_prefix(self, prefix: PrefixLength) -> Draft:
         """The draft of the first `prefix.n_draft` tokens: the forced ones, then the prediction."""
         if not prefix.n_draft:
-            return Draft((), None, 0.0, "no n-gram match is likely enough")
+            why = "no n-gram match is likely enough" if self._index else CHOICE_FOLLOWS
+            return Draft((), None, 0.0, why)
         drafted = [*self._forced, *self.prediction.tokens][: prefix.n_draft]
         for i, token in enumerate(drafted):
             if token in self._stop_tokens:
@@ -133,7 +164,7 @@ class NgramDrafter:
             self._n_drafted += max(len(draft.tokens) - n_forced, 0)
             self._n_accepted += max(verdict.n_accepted - n_forced, 0)
         written = [*draft.accepted(verdict), verdict.next_token]
-        if not predicted or written[:n_forced] != list(self._forced):
+        if self._index is None or not predicted or written[:n_forced] != list(self._forced):
             return
         del written[:n_forced]
         n_tried = min(len(predicted), len(written))
@@ -150,4 +181,4 @@ class NgramDrafter:
 
 
 def make(materials: Materials) -> NgramDrafter:
-    return NgramDrafter(materials)
+    return NgramDrafter(materials, NgramIndex(materials.prediction, materials.texts))
