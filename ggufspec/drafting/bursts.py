@@ -72,7 +72,8 @@ class Bursts:
         ask = next(self._steps)
         assert isinstance(ask, Ask)
         start = perf_counter()
-        scored = Scored(self._session.score(ask.tokens, ask.draft), perf_counter() - start)
+        logits = self._session.score(ask.tokens, ask.draft)
+        scored = Scored(logits, perf_counter() - start)
         try:
             round_ = self._steps.send(scored)
         except DecodeError:
@@ -93,7 +94,7 @@ class Bursts:
         _, probs, verdict = self._judged[0]
         rows = [0, *(node + 1 for node in verdict.nodes)][: len(context) - n_before]
         n_read = n_before + verdict.n_accepted
-        return Burst(probs, rows, scored.logits.shape[1], n_read, is_last)
+        return Burst(probs, rows, logits.shape[1], n_read, is_last)
 
     def end(self) -> None:
         """End the draft. May be called twice."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
+
+import numpy as np
 
 from ggufspec.drafting import constants
 
@@ -33,7 +36,7 @@ class _Size(NamedTuple):
     """A number of tokens whose passes were measured."""
 
     seconds: float  # divided by CostModel._scale
-    count: int  # how many were measured
+    n_measured: int
     at: int  # CostModel.n_passes at the latest one
 
 
@@ -149,7 +152,7 @@ class CostModel:
 
     def n_measured(self, n_tokens: int) -> int:
         """How many passes over `n_tokens` were measured."""
-        return self._sizes[n_tokens].count if n_tokens in self._sizes else 0
+        return self._sizes[n_tokens].n_measured if n_tokens in self._sizes else 0
 
     @property
     def curve(self) -> Sequence[float]:
@@ -232,6 +235,9 @@ class CostModel:
         made.is_frozen, made._curve = False, None
         return made
 
+    def resized_as(self, other: CostModel) -> CostModel:
+        return self.resized(other.n_most, other.n_sharers, other.start, other.n_per_step)
+
     def to_document(self) -> dict[str, object]:
         """The measurements as JSON, which `of_document` reads."""
         return {
@@ -265,10 +271,11 @@ class CostModel:
     # Interpolation.
 
     def _interpolated(self) -> list[float]:
-        sizes = sorted(self._sizes) or [1]
+        known = sorted(self._sizes.items())
+        sizes = [n for n, _ in known] or [1]
         seconds = [
-            self._scale * known.seconds * _discount(self.n_passes - known.at, known.count)
-            for _, known in sorted(self._sizes.items())
+            self._scale * size.seconds * _discount(self.n_passes - size.at, size.n_measured)
+            for _, size in known
         ] or [1.0]
         first, last, at = sizes[0], sizes[-1], self._positions
         one = seconds[0] / (1 + constants.UNMEASURED_SLOPE * (at[first] - 1))
@@ -277,14 +284,10 @@ class CostModel:
             slope = max((seconds[-1] - one) / (at[last] - 1), 0.0)
         if first > 1:
             sizes, seconds = [1, *sizes], [one, *seconds]
-        curve, right = [], 1
-        for i in range(len(sizes) - 1):
-            left, right = right, sizes[i + 1]
-            below, rise = seconds[i], seconds[i + 1] - seconds[i]
-            start, width = at[left], at[right] - at[left]
-            for n in range(left, right):
-                curve.append(below + (at[n] - start) / width * rise)
-        curve += [seconds[-1] + slope * (here - at[last]) for here in at[last:]]
+        if last < len(at) - 1:
+            sizes.append(len(at) - 1)
+            seconds.append(seconds[-1] + slope * (at[-1] - at[last]))
+        curve: list[float] = np.interp(at[1:], [at[n] for n in sizes], seconds).tolist()
         measured, rows = self._sizes, constants.KERNEL_ROWS
         for n in range(rows, len(curve) + 1, rows):
             if n not in measured:
@@ -294,14 +297,14 @@ class CostModel:
         return curve
 
 
-def _positions(start: Start | None, n_largest: int) -> Sequence[float]:
+def _positions(start: Start | None, n_largest: int) -> array[float]:
     """A coordinate for each number of tokens; interpolation is linear in it.
 
     Without `start` it is the number of tokens; with `start`, it rises as the seconds of `start` do.
     """
     if start is None:
-        return list(range(n_largest + 1))
-    found = [0.0, 1.0]
+        return array("d", range(n_largest + 1))
+    found = array("d", [0.0, 1.0])
     for n, seconds in enumerate(start.target[1:n_largest], 2):
         more = (seconds / start.target[0] - 1) / constants.UNMEASURED_SLOPE
         found.append(max(min(1 + more, n), found[-1] + constants.LEAST_DISTANCE))
@@ -314,10 +317,12 @@ def _discount(age: int, count: int) -> float:
     The measurement may have been disturbed: discounting it causes another try. A size measured
     often is discounted more slowly, because each try costs a round.
     """
+    stale = age - constants.N_FRESH_PASSES
+    if stale <= 0:
+        return 1.0
     n_first = constants.N_FIRST_MEASUREMENTS
-    stale = max(age - constants.N_FRESH_PASSES, 0) * n_first / max(count, n_first)
     least = constants.MIN_DISCOUNT if count >= n_first else constants.MIN_DISCOUNT_OF_FEW
-    return max(1 - constants.DISCOUNT_PER_PASS * stale, least)
+    return max(1 - constants.DISCOUNT_PER_PASS * stale * n_first / max(count, n_first), least)
 
 
 def _updated(old: float, new: float, count: int) -> float:

@@ -61,9 +61,7 @@ class PairProfile:
         self._settled = measured.resized(costs.n_most, costs.n_sharers, n_per_step=costs.n_per_step)
         self._is_settled_anew = True
         if not costs.n_measured(1):
-            self.costs = measured.resized(
-                costs.n_most, costs.n_sharers, costs.start, costs.n_per_step
-            )
+            self.costs = measured.resized_as(costs)
 
     def policy(
         self, temperature: float, *, repeats: bool, in_blocks: bool, has_model: bool = True
@@ -77,7 +75,7 @@ class PairProfile:
         known = self._acceptance.get(_key(temperature), new)
         if repeats:
             costs, account, known = self._settled or costs, Account(), new
-            costs = costs.resized(costs.n_most, costs.n_sharers, costs.start, costs.n_per_step)
+            costs = costs.resized_as(costs)
         costs.is_frozen = repeats
         return LengthPolicy(
             costs,
@@ -105,14 +103,8 @@ class PairProfile:
         }
 
     @staticmethod
-    def of_document(
-        document: Mapping[str, object],
-        n_most: int,
-        n_sharers: int = 1,
-        start: Start | None = None,
-        n_per_step: int = 1,
-    ) -> PairProfile:
-        """The profile in a document. Raises ValueError. The other arguments: see CostModel."""
+    def of_document(document: Mapping[str, object], like: CostModel) -> PairProfile:
+        """The profile in a document, for passes of the sizes that `like` has. Raises ValueError."""
         costs, acceptance = document.get("costs"), document.get("acceptance", {})
         settled, balances = document.get("settled_costs"), document.get("balances")
         if not (
@@ -122,12 +114,14 @@ class PairProfile:
         ):
             raise ValueError("it needs the objects costs and acceptance")
         profile = PairProfile(
-            CostModel.of_document(costs).resized(n_most, n_sharers, start, n_per_step),
+            CostModel.of_document(costs).resized_as(like),
             {str(key): _acceptance(each) for key, each in acceptance.items()},
         )
         if settled is not None:
             known = CostModel.of_document(settled)
-            profile._settled = known.resized(n_most, n_sharers, n_per_step=n_per_step)
+            profile._settled = known.resized(
+                like.n_most, like.n_sharers, n_per_step=like.n_per_step
+            )
         if balances is not None:
             found = _two_numbers(balances, "two balances", constants.MAX_SECONDS)
             profile.account = Account([min(each, constants.MAX_BALANCE) for each in found])
@@ -149,15 +143,14 @@ class StoredProfile:
 
     def profile(self, n_most: int, n_sharers: int = 1) -> PairProfile:
         """The stored profile, or else a new one, for passes of this size: see CostModel."""
-        new = PairProfile(CostModel(n_most, n_sharers, self.start, self.n_per_step))
-        return self.recall(n_most, n_sharers) or new
+        return self.recall(n_most, n_sharers) or PairProfile(self._new_costs(n_most, n_sharers))
 
     def recall(self, n_most: int, n_sharers: int = 1) -> PairProfile | None:
         """The stored profile; None if there is no valid one."""
         if self.facts is None or (document := profile_store.recall(self.facts)) is None:
             return None
         try:
-            return PairProfile.of_document(document, n_most, n_sharers, self.start, self.n_per_step)
+            return PairProfile.of_document(document, self._new_costs(n_most, n_sharers))
         except ValueError:
             return None
 
@@ -173,6 +166,9 @@ class StoredProfile:
         if known is not None and known.is_settled:
             document["settled_costs"] = known.to_document()["settled_costs"]
         profile_store.remember(self.facts, document)
+
+    def _new_costs(self, n_most: int, n_sharers: int) -> CostModel:
+        return CostModel(n_most, n_sharers, self.start, self.n_per_step)
 
 
 def _new(temperature: float) -> Acceptance:

@@ -53,19 +53,14 @@ def settle(pair: Pair, known: Mapping[str, object] | None = None) -> dict[str, o
         if pair.draft_of_draft is not None:
             calibrate_draft(pair)
             known["of_draft"] = pair.profile_of_draft.to_document()
-    costs = pair.profile.costs
-    profile = PairProfile.of_document(
-        known, pair.n_draft_max + 1, pair.n_slots, costs.start, costs.n_per_step
-    )
+    profile = PairProfile.of_document(known, pair.profile.costs)
     of_draft = known.get("of_draft", {})
     with pair.lock.held():
         pair.profile = profile
         if pair.draft_of_draft is not None:
             assert isinstance(of_draft, Mapping)
-            start = pair.profile_of_draft.costs.start
-            pair.profile_of_draft = PairProfile.of_document(
-                of_draft, pair.n_rows_draft, start=start
-            )
+            costs = pair.profile_of_draft.costs
+            pair.profile_of_draft = PairProfile.of_document(of_draft, costs)
         pair.repeats_greedy_texts = True
     return dict(known)
 

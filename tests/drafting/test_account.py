@@ -99,18 +99,18 @@ def test_texts_share_the_account_of_their_pair_except_those_with_a_seed() -> Non
 def test_balances_are_kept_between_processes() -> None:
     profile = measured()
     profile.account.observe(1, -5.0, is_free=False)
-    again = PairProfile.of_document(profile.to_document(), 4)
+    again = PairProfile.of_document(profile.to_document(), CostModel(4))
     assert again.account.balances == profile.account.balances != Account().balances
     old = {**profile.to_document()}
     del old["balances"]
-    assert PairProfile.of_document(old, 4).account.balances == Account().balances
+    assert PairProfile.of_document(old, CostModel(4)).account.balances == Account().balances
 
 
 @pytest.mark.parametrize("damaged", [[1.0], 3, ["1", "2"], [1.0, float("nan")], {}])
 def test_damaged_balances_are_refused(damaged: object) -> None:
     document = {**measured().to_document(), "balances": damaged}
     with pytest.raises(ValueError, match="balances"):
-        PairProfile.of_document(document, 4)
+        PairProfile.of_document(document, CostModel(4))
 
 
 def test_a_new_text_of_a_losing_pair_does_not_draft_at_first() -> None:

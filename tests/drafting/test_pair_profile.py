@@ -224,7 +224,7 @@ def test_coefficients_out_of_range_are_refused(coefficients: object) -> None:
     costs.observe_target(1, 1.0)
     document = {"costs": costs.to_document(), "acceptance": {"0.0": [coefficients, [0.0, 1.0]]}}
     with pytest.raises(ValueError, match="acceptance model"):
-        PairProfile.of_document(document, 8)
+        PairProfile.of_document(document, CostModel(8))
 
 
 def test_a_draft_that_was_hopeless_in_one_text_is_tried_again_some_texts_later() -> None:
@@ -258,7 +258,7 @@ def test_what_a_text_teaches_reaches_the_next_text_and_process_but_no_seed() -> 
         policy.rule.should_draw(2.0)
         policy.observe_verdict(0, [0.0], [2.0])
     profile.keep(policy, 0.0)
-    again = PairProfile.of_document(profile.to_document(), 8)
+    again = PairProfile.of_document(profile.to_document(), CostModel(8))
     for known in (profile, again):
         learned = known.policy(0.0, repeats=False, in_blocks=True).acceptance
         assert learned.by_draft[0] < before.by_draft[0]
