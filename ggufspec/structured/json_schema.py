@@ -181,20 +181,20 @@ def _all_parts(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]
 
 def _place(root: dict[str, Any], complaint: str) -> str:
     """The JSON pointer of the smallest part of a schema that has this complaint of llguidance."""
-    at, schema, found = "#", root, True
+    at, schema = "#", root
     context: dict[str, Any] = {
         name: root[name] for name in ("$defs", "definitions", "x-guidance") if name in root
     }
     ends = time.monotonic() + _MAX_SEARCH_SECONDS
-    while found:
-        found = False
+    while True:
         for name, part in _parts(schema):
             if time.monotonic() > ends:
                 return at
             if isinstance(part, dict) and _complaint({**context, **part}) == complaint:
-                at, schema, found = f"{at}/{name}", part, True
+                at, schema = f"{at}/{name}", part
                 break
-    return at
+        else:
+            return at
 
 
 def _complaint(schema: dict[str, Any]) -> str:

@@ -98,23 +98,19 @@ class ModelDrafter:
             self._rows.keep(0)
         self._drawn = []
         while len(context) < n_end:
-            if sampling.constraint is not None:
-                n = len(context) - len(tokens)
-                n_forced, goes_on = self._append_forced(context, n, n_max - n)
-                if n_forced and self._rows is not None:
-                    for token in context[-n_forced:]:
-                        self._rows.append_certain(token)
-                if not goes_on or len(context) >= n_end:
-                    break
+            if sampling.constraint is not None and (
+                not self._append_forced(n_end) or len(context) >= n_end
+            ):
+                break
             if self._growth is not None and self._growth.is_better_beside():
                 break
             if not may_evaluate or not policy.rule.should_evaluate():
                 break
             try:
                 if self._bursts is None:
-                    goes_on = self._append_token(context, len(tokens), sampling, uniforms)
+                    goes_on = self._append_token(sampling, uniforms)
                 else:
-                    goes_on = self._append_burst(context, len(tokens), self._bursts, uniforms)
+                    goes_on = self._append_burst(self._bursts, uniforms)
             except NoRoomError:
                 break
             except DecodeError:
@@ -138,42 +134,35 @@ class ModelDrafter:
         self._drafted = Draft(drafted, probs, policy.expected, policy.why, parents)
         return self._drafted
 
-    def _append_token(
-        self, context: array[int], n_before: int, sampling: Sampling, uniforms: Uniforms
-    ) -> bool:
-        """Append a token of the draft model, unless the policy declines; returns whether it did.
-
-        `n_before`: number of tokens before the draft.
-        """
+    def _append_token(self, sampling: Sampling, uniforms: Uniforms) -> bool:
+        """Append a token of the draft model, unless the policy declines; returns whether it did."""
+        context, rule = self._context, self._policy.rule
         logits = self._session.score(context)
         self._n_read = len(context)
         if self._blocks is not None:
-            rule = self._policy.rule
             rule.foresee(self._blocks.gaps(context, rule.n_max - rule.n_drawn))
-        rows, n = self._rows_for(context[n_before:], logits.shape[1]), len(context) - n_before
+        rows, n = self._rows_for(logits.shape[1]), len(context) - self._n_before
         growth = self._growth_for(rows, uniforms)
-        token = draw(rows, logits, sampling, context, self._policy.rule, uniforms[n])
+        token = draw(rows, logits, sampling, context, rule, uniforms[n])
         self._drawn.append(n)
         if token >= 0:
             context.append(token)
             if growth is not None:
-                growth.add_to_chain(token, self._policy.rule.reached)
+                growth.add_to_chain(token, rule.reached)
         return token >= 0
 
-    def _append_burst(
-        self, context: array[int], n_before: int, bursts: Bursts, uniforms: Uniforms
-    ) -> bool:
+    def _append_burst(self, bursts: Bursts, uniforms: Uniforms) -> bool:
         """Append as many tokens of a burst as the policy allows; returns whether to draft on."""
-        rule, start = self._policy.rule, len(context)
+        context, rule, start = self._context, self._policy.rule, len(self._context)
         burst = bursts.write(context)
-        rows = self._rows_for(context[n_before:start], burst.n_vocab)
+        rows = self._rows_for(burst.n_vocab, start)
         growth = self._growth_for(rows, uniforms)
         n_taken = 0
         for row in burst.rows:
             if n_taken and not rule.should_evaluate():
                 break
             rows.append_from(burst.probs, row)
-            self._drawn.append(start + n_taken - n_before)
+            self._drawn.append(start + n_taken - self._n_before)
             if not rule.should_draw(burst.probs.gap(row)):
                 rows.decline()
                 break
@@ -184,11 +173,14 @@ class ModelDrafter:
         self._n_read = min(burst.n_read, len(context))
         return n_taken == len(burst.rows) and not burst.is_last
 
-    def _rows_for(self, drafted: Sequence[int], n_vocab: int) -> Rows:
-        """The distributions of the draft; when they are created, `drafted` are certain tokens."""
+    def _rows_for(self, n_vocab: int, n_context: int | None = None) -> Rows:
+        """The distributions of the draft; when they are created, all its tokens so far are certain.
+
+        `n_context`: number of tokens so far, with the text; None: all of the context.
+        """
         if self._rows is None:
             self._rows = Rows(self._materials.n_draft_max, n_vocab)
-            for token in drafted:
+            for token in self._context[self._n_before : n_context]:
                 self._rows.append_certain(token)
         return self._rows
 
@@ -198,13 +190,17 @@ class ModelDrafter:
             self._growth = Growth(self._materials, rows, uniforms)
         return self._growth
 
-    def _append_forced(self, context: array[int], n: int, n_most: int) -> tuple[int, bool]:
-        """Append the forced tokens worth verifying: (their number, whether to draft after them)."""
+    def _append_forced(self, n_end: int) -> bool:
+        """Append the forced tokens worth verifying; returns whether to draft after them."""
+        context, n_before = self._context, len(self._context)
         forced = self._forced.after(context)
-        n_taken = self._policy.rule.take(self._forced.probabilities(forced)[:n_most])
+        n_taken = self._policy.rule.take(self._forced.probabilities(forced)[: n_end - n_before])
         context.extend(forced[:n_taken])
-        self._forced.drafted(n, n_taken)
-        return n_taken, n_taken == len(forced) and not self._forced.is_over(context)
+        self._forced.drafted(n_before - self._n_before, n_taken)
+        if self._rows is not None:
+            for token in forced[:n_taken]:
+                self._rows.append_certain(token)
+        return n_taken == len(forced) and not self._forced.is_over(context)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         self._forced.observe(draft, target_probs, verdict)
