@@ -57,7 +57,7 @@ class CostModel:
         """
         self.n_most, self.n_sharers, self.n_per_step = n_most, n_sharers, n_per_step
         self.start = start
-        self._positions = _positions(start, n_most * n_sharers)
+        self._positions = array("d")  # made when it is needed: see _positions
         self._warm: set[int] = set()  # sizes of passes run so far on the device; 0: a draft step
         self.is_frozen = False  # if so, measurements are ignored
         self.n_passes = 0  # measured
@@ -230,7 +230,7 @@ class CostModel:
         """A copy for passes of other sizes, with the measurements that fit them."""
         made = copy(self)
         made.n_most, made.n_sharers, made.n_per_step = n_most, n_sharers, n_per_step
-        made.start, made._positions = start, _positions(start, n_most * n_sharers)
+        made.start, made._positions = start, array("d")
         made._sizes = {n: size for n, size in self._sizes.items() if n <= made._n_largest}
         made.is_frozen, made._curve = False, None
         return made
@@ -277,7 +277,8 @@ class CostModel:
             self._scale * size.seconds * _discount(self.n_passes - size.at, size.n_measured)
             for _, size in known
         ] or [1.0]
-        first, last, at = sizes[0], sizes[-1], self._positions
+        at = self._positions = self._positions or _positions(self.start, self._n_largest)
+        first, last = sizes[0], sizes[-1]
         one = seconds[0] / (1 + constants.UNMEASURED_SLOPE * (at[first] - 1))
         slope = constants.UNMEASURED_SLOPE * one
         if last > 1:

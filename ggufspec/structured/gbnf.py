@@ -74,7 +74,7 @@ def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
             yield f"({_set(match['space']) if text[-1] == '+' else ''} spaces{len(spaces)})"
             spaces.append(_set(match["space"]))
         elif kind == "text":
-            yield f'"{"".join(map(_character, _characters(text[1:-1])))}"'
+            yield f'"{"".join(map(_character, _ESCAPE.sub(_decoded, text[1:-1])))}"'
         elif kind == "set":
             yield _set(text)
         elif kind == "any":  # llguidance's "." does not match the end of a line
@@ -102,22 +102,16 @@ def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
     yield from (f'\nspaces{i} ::= {one} spaces{i} | ""\n' for i, one in enumerate(spaces))
 
 
-def _characters(text: str) -> Iterator[str]:
-    at = 0
-    while at < len(text):
-        match = _ESCAPE.match(text, at)
-        at = match.end() if match else at + 1
-        if match is None:
-            yield text[at - 1]
-        elif match[4]:
-            if match[4] not in _ESCAPES:
-                raise OptionError(f"the grammar has an unknown escape, {match[0]}; write \\xHH")
-            yield _ESCAPES[match[4]]
-        else:
-            code = int(match[1] or match[2] or match[3], 16)
-            if code > _LAST or 0xD800 <= code < 0xE000:
-                raise OptionError(f"the grammar has {match[0]}, which is not a character")
-            yield chr(code)
+def _decoded(match: re.Match[str]) -> str:
+    """The character that an escape stands for."""
+    if match[4]:
+        if match[4] not in _ESCAPES:
+            raise OptionError(f"the grammar has an unknown escape, {match[0]}; write \\xHH")
+        return _ESCAPES[match[4]]
+    code = int(match[1] or match[2] or match[3], 16)
+    if code > _LAST or 0xD800 <= code < 0xE000:
+        raise OptionError(f"the grammar has {match[0]}, which is not a character")
+    return chr(code)
 
 
 def _character(char: str) -> str:
@@ -131,7 +125,7 @@ def _set(text: str) -> str:
     negation = "^" if text.startswith("[^") else ""
     inside = text[1 + len(negation) : -1]
     written, at = "", 0
-    chars = list(_characters(inside))
+    chars = _ESCAPE.sub(_decoded, inside)
     while at < len(chars):
         is_range = at + 2 < len(chars) and chars[at + 1] == "-"
         written += _character(chars[at])
