@@ -292,9 +292,9 @@ class CostModel:
         measured, rows = self._sizes, constants.KERNEL_ROWS
         for n in range(rows, len(curve) + 1, rows):
             if n not in measured:
-                known = [curve[k - 1] for k in range(n - rows + 2, n) if k in measured]
-                if known:
-                    curve[n - 1] = min(curve[n - 1], max(known))
+                below = [curve[k - 1] for k in range(n - rows + 2, n) if k in measured]
+                if below:
+                    curve[n - 1] = min(curve[n - 1], max(below))
         return curve
 
 
