@@ -68,32 +68,6 @@ class SecondChoice:
         self._by_ngrams.observe(_log_odds(probability), acceptance)
 
 
-class BlockBonus:
-    """Learns a rule's `block_bonus` (see native/draft_length.h) by linear regression.
-
-    It does nothing if the initial `block_bonus` is 0: the rule then judges token by token.
-    """
-
-    def __init__(self, rule: _native.LengthRule) -> None:
-        self.is_learned = rule.block_bonus > 0
-        self._rule = rule
-        self._weight = constants.BLOCK_BONUS_WEIGHT
-        self._sum = self._weight * rule.block_bonus
-
-    def observe(self, n_accepted: int, acceptances: Sequence[float]) -> None:
-        if not self.is_learned:
-            return
-        reached, token_wise, further = 1.0, 0.0, 0.0
-        for n, acceptance in enumerate(acceptances):
-            reached *= acceptance
-            token_wise += reached
-            further += n * reached
-        self._weight += further**2
-        self._sum += further * (n_accepted - token_wise)
-        found = self._sum / self._weight
-        self._rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
-
-
 class Account:
     """Two balances in plain passes: of free drafts (n-grams, forced text), and of model drafts.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
-from ggufspec.drafting.acceptance import Acceptance, Account, BlockBonus, SecondChoice
+from ggufspec.drafting.acceptance import Acceptance, Account, SecondChoice
 from ggufspec.drafting.cost_model import CostModel
 
 # Indexed by native/draft_length.h's Stop.
@@ -94,7 +94,9 @@ class LengthPolicy:
         self._n_observed, self._sum_observed = 0, 0.0  # number and sum of observed acceptances
         # Rounds that used the draft model, and the tokens they accepted; a first round is assumed.
         self._n_drafts = self._n_accepted = 1
-        self._block_bonus = BlockBonus(self.rule)
+        # Of the regression of the rule's block_bonus; 0 if that is not learned.
+        self._bonus_weight = constants.BLOCK_BONUS_WEIGHT if block_bonus > 0 else 0.0
+        self._bonus_sum = self._bonus_weight * block_bonus
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
         self.account = account or Account()
@@ -253,12 +255,13 @@ class LengthPolicy:
         if not self._learns:
             return
         # Only the regression of the bonus needs positions after the first rejected token.
-        n_known = None if self._block_bonus.is_learned else n_accepted + 1
+        n_known = None if self._bonus_weight else n_accepted + 1
         known = list(islice(acceptances, n_known))
         # Learn from probabilities: they vary less than the number of accepted tokens.
         learned = known[: n_accepted + 1]
         self.rule.observe(learned)
-        self._block_bonus.observe(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
+        if self._bonus_weight:
+            self._learn_block_bonus(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
         self._n_observed += len(learned)
         self._sum_observed += sum(learned)
         if self.is_fixed:
@@ -268,6 +271,18 @@ class LengthPolicy:
             return
         for gap, acceptance in zip(target_gaps, learned, strict=False):
             self._by_target.observe(gap, acceptance)
+
+    def _learn_block_bonus(self, n_accepted: int, acceptances: Sequence[float]) -> None:
+        """Learn the block_bonus (see native/draft_length.h) by linear regression."""
+        reached, token_wise, further = 1.0, 0.0, 0.0
+        for n, acceptance in enumerate(acceptances):
+            reached *= acceptance
+            token_wise += reached
+            further += n * reached
+        self._bonus_weight += further**2
+        self._bonus_sum += further * (n_accepted - token_wise)
+        found = self._bonus_sum / self._bonus_weight
+        self.rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
 
     def observe_round(self, round_: Round) -> None:
         """Learn what a round cost. Called after every round, after any observe_verdict."""
