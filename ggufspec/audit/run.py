@@ -126,11 +126,9 @@ class _Audit:
         self._settings = settings
         self._report: NamedProgress = progress or (lambda what, done, of: None)
         assert settings.seed is not None
-        seeds, uniforms, choices, labels = np.random.SeedSequence(settings.seed).spawn(4)
+        seeds, *others = np.random.SeedSequence(settings.seed).spawn(4)
         self._seeds = seeds.generate_state(2 * settings.n_runs).tolist()
-        self._uniforms = np.random.default_rng(uniforms)
-        self._choices = np.random.default_rng(choices)
-        self._labels = np.random.default_rng(labels)
+        self._uniforms, self._choices, self._labels = map(np.random.default_rng, others)
         given = CheckedOptions.of({"tree": settings.tree, "verify": settings.verify})
         self._has_trees = engine.pair.n_leaves(given) > 1
 

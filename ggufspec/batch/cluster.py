@@ -92,7 +92,8 @@ def cluster(
             ray.init(address, **settings)
         except (OSError, RuntimeError, ValueError) as error:
             raise _cluster_error(address, str(error)) from error
-        n_cpus = n_threads or threads_each(list(_cpus(ray).values()), n_workers)
+        n_each = [int(node.get("CPU", 0)) for node in _nodes(ray).values()]
+        n_cpus = n_threads or threads_each(n_each, n_workers)
         yield partial(RemoteProcess, n_cpus, n_gpus, waiting_seconds)
 
 
@@ -191,8 +192,8 @@ class _WorkerActor:
             self._events.put(WorkerEvent(number, refusal))
             self._events.put(WorkerEvent(number, None))
             return node, 0
-        n_cpus_here = _cpus(ray)[ray.get_runtime_context().get_node_id()]
-        task = {**task, "n_workers": max(n_cpus_here // n_cpus, 1)}
+        here = _nodes(ray)[ray.get_runtime_context().get_node_id()]
+        task = {**task, "n_workers": max(int(here.get("CPU", 0)) // n_cpus, 1)}
         self._process = LocalProcess(number, task, self._events)
         return node, self._process.pid
 
@@ -239,9 +240,9 @@ def _given(settings: Mapping[str, Any]) -> dict[str, str]:
     return {role: settings[role] for role in roles if settings.get(role) not in (None, MTP)}
 
 
-def _cpus(ray: Any) -> dict[str, int]:
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes}
+def _nodes(ray: Any) -> dict[str, Mapping[str, float]]:
+    """The resources of each node that is alive, by its id."""
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def _waiting_reason(needed: Mapping[str, float]) -> str:
@@ -252,9 +253,9 @@ def _waiting_reason(needed: Mapping[str, float]) -> str:
     wanted = " and ".join(f"{n:g} {name}{'s' if n != 1 else ''}" for name, n in needed.items())
     found = ", ".join(f"{free.get(name, 0):g} {name}s" for name in needed)
     text = f"waits for a node with {wanted} free; the whole cluster has {found} free"
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(all(node.get(name, 0) >= n for name, n in needed.items()) for node in nodes):
-        return text
+    for node in _nodes(ray).values():
+        if all(node.get(name, 0) >= n for name, n in needed.items()):
+            return text
     return f"{text}, and no node is large enough: give a smaller -t, or add a larger node"
 
 

@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from ggufspec import errors
 from ggufspec.batch.results import BatchRecord, BatchResults
 from ggufspec.common.prompts import Prompt
-from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.errors import ModelError
 
 GRACE_SECONDS = 10.0  # a worker that has not answered this long after its timeout is killed
 _N_STARTS = 2  # a worker is not started again after this many failed starts in a row
@@ -337,8 +337,7 @@ class Batch:
         n_failed = self._n_failed_starts[worker.number]
         kind, said = worker.refusal or ("ModelError", f"no worker became ready: {reason}")
         if not self._was_ready or (n_failed >= _N_STARTS and not self._workers):
-            error = getattr(errors, kind, ModelError)
-            raise (error if issubclass(error, GgufspecError) else ModelError)(said)
+            raise getattr(errors, kind, ModelError)(said)  # of an OSError: ModelError
         if n_failed >= _N_STARTS:
             self._report(worker.event("lost", reason=said))
 

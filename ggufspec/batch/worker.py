@@ -112,16 +112,16 @@ def _to_tokens(
 ) -> str | list[int]:
     """The text to continue, or the tokens of a conversation in the target's chat template."""
     chat, system = task["chat"], task["system"]
-    messages: list[Message] = [dict(message) for message in prompt.messages]
     if prompt.kind == "messages":
         if chat is False:
             raise PromptError(
                 "messages are a conversation and need the chat template; leave --no-chat out"
             )
-    elif chat is None:
-        has_template = engine.chat_template is not None
-        chat = system is not None or (prompt.kind == "turns" and has_template)
-    if prompt.kind != "messages":
+        messages: list[Message] = [dict(message) for message in prompt.messages]
+    else:
+        if chat is None:
+            has_template = engine.chat_template is not None
+            chat = system is not None or (prompt.kind == "turns" and has_template)
         if not chat:
             return "\n".join(turns)
         messages = conversation(turns)

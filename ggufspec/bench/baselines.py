@@ -184,12 +184,11 @@ def _check_room(n_bytes: int, n_logits: int) -> None:
     for the processor.
     """
     free = free_memory()
-    if free is None or n_bytes + n_logits <= free:
-        return
-    what = f"may need {(n_bytes + n_logits) / 1e9:.1f} GB more"
-    if n_logits > free:
-        what = f"keeps the logits of every position, {n_logits / 1e9:.1f} GB"
-    raise OutOfMemoryError(
-        f"it {what}, and {free / 1e9:.1f} GB are free; close other programs, use a smaller context "
-        "(-c), or compare with fewer"
-    )
+    if free is not None and n_bytes + n_logits > free:
+        what = f"may need {(n_bytes + n_logits) / 1e9:.1f} GB more"
+        if n_logits > free:
+            what = f"keeps the logits of every position, {n_logits / 1e9:.1f} GB"
+        raise OutOfMemoryError(
+            f"it {what}, and {free / 1e9:.1f} GB are free; close other programs, use a smaller "
+            "context (-c), or compare with fewer"
+        )

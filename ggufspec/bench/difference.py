@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ggufspec.bench.records import BenchResults, Contender
+from ggufspec.bench.records import BenchResults
 from ggufspec.bench.summary import (
     Speedup,
     Summary,
@@ -44,12 +44,22 @@ class Change:
 
 def changes(before: BenchResults, after: BenchResults) -> list[Change]:
     """The changes of the contenders that are in both benchmarks."""
+    found = []
     then = {row.contender.name: row for row in summarize(before)}
-    return [
-        Change(then[now.contender.name], now, *_ratios(before, after, now.contender))
-        for now in summarize(after)
-        if now.contender.name in then
-    ]
+    for now in summarize(after):
+        name, plain = now.contender.name, now.contender.baseline
+        if name not in then:
+            continue
+        # Ratios of rates and of speed-ups, paired by prompt and run.
+        logs, relative = log_ratios(after.of(name), before.of(name)), None
+        plain_before = then[name].contender.baseline
+        if plain is not None and plain_before is not None:
+            of_plain = log_ratios(after.of(plain), before.of(plain_before))
+            relative = ratio_of_texts(
+                {key: logs[key] - of_plain[key] for key in logs if key in of_plain}
+            )
+        found.append(Change(then[name], now, ratio_of_texts(logs), relative))
+    return found
 
 
 def compare(before: BenchResults, after: BenchResults) -> Table:
@@ -63,20 +73,6 @@ def compare(before: BenchResults, after: BenchResults) -> Table:
         *(f"after: {warning}" for warning in warnings_of(after)),
     ]
     return Table("After compared with before", _COLUMNS, [_cells(each) for each in found], notes)
-
-
-def _ratios(
-    before: BenchResults, after: BenchResults, contender: Contender
-) -> tuple[Speedup | None, Speedup | None]:
-    """(ratio of the rates, ratio of the speed-ups), paired by prompt and run."""
-    logs = log_ratios(after.of(contender.name), before.of(contender.name))
-    names = {each.name: each.baseline for each in before.contenders}
-    plain_before = names.get(contender.name)
-    if contender.baseline is None or plain_before is None:
-        return ratio_of_texts(logs), None
-    of_plain = log_ratios(after.of(contender.baseline), before.of(plain_before))
-    relative = {key: log - of_plain[key] for key, log in logs.items() if key in of_plain}
-    return ratio_of_texts(logs), ratio_of_texts(relative)
 
 
 def _verdict(ratio: Speedup | None) -> str:

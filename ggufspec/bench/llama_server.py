@@ -9,7 +9,7 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -76,10 +76,10 @@ class LlamaServer:
                 if _request(self.port, "GET", "/health", None, _HEALTH_SECONDS)[0] == _READY:
                     return
             sleep(_POLL_SECONDS)
-        arguments = command(self.program, self.port)
+        by_hand = shlex.join(command(self.program, self.port))
         raise OptionError(
-            f"{arguments[0]} {what}; its log ends with:\n{self._log_tail()}\n"
-            f"Run it by hand: {shlex.join(arguments)}"
+            f"{self.program.binary} {what}; its log ends with:\n{self._log_tail()}\n"
+            f"Run it by hand: {by_hand}"
         )
 
     def write(self, request: BaselineRequest) -> BaselineText:
@@ -118,20 +118,18 @@ def command(program: LlamaCppProgram, port: int) -> list[str]:
 def loading_options(program: LlamaCppProgram) -> list[str]:
     """The model options that all of llama.cpp's programs share."""
     made = ["-m", str(program.target), "-c", str(program.n_ctx), "-t", str(program.n_threads)]
-    if program.n_gpu_layers is not None:
-        made += ["-ngl", _layers(program.n_gpu_layers)]
-    if program.overrides:
-        made += ["-ot", ",".join(map(str, program.overrides))]
+    placed = [("", program.n_gpu_layers, program.overrides)]
     for adapter in program.adapters:
         made += ["--lora-scaled", f"{adapter.path}:{adapter.scale}"]
     if program.draft is not None:
         made += [] if program.draft == MTP else ["-md", str(program.draft)]
-        made += ["--spec-type", program.spec_type]
-        made += ["-td", str(program.n_threads_draft)]
-        if program.n_gpu_layers_draft is not None:
-            made += ["-ngld", _layers(program.n_gpu_layers_draft)]
-        if program.overrides_draft:
-            made += ["-otd", ",".join(map(str, program.overrides_draft))]
+        made += ["--spec-type", program.spec_type, "-td", str(program.n_threads_draft)]
+        placed.append(("d", program.n_gpu_layers_draft, program.overrides_draft))
+    for end, n_layers, overrides in placed:
+        if n_layers is not None:
+            made += [f"-ngl{end}", "all" if n_layers < 0 else str(n_layers)]
+        if overrides:
+            made += [f"-ot{end}", ",".join(map(str, overrides))]
     return made
 
 
@@ -144,12 +142,11 @@ def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
     sampling = request.sampling
     # The server has the same names of sampling options.
     made: dict[str, Any] = {each.name: getattr(sampling, each.name) for each in fields(Sampling)}
-    for name in _WINDOWS:
-        made[name] = penalty_window(getattr(sampling, name), n_ctx)
     if request.dry_sequence_breakers:
         made["dry_sequence_breakers"] = list(request.dry_sequence_breakers)
     return {
         **made,
+        **{name: penalty_window(made[name], n_ctx) for name in _WINDOWS},
         "prompt": list(request.tokens),
         "n_predict": request.n_tokens + 1,
         "seed": request.seed,
@@ -206,10 +203,6 @@ def penalty_window(n: int, n_ctx: int) -> int:
     return n_ctx if n < 0 else n
 
 
-def _layers(n: int) -> str:
-    return "all" if n < 0 else str(n)
-
-
 @contextmanager
 def running(
     program: LlamaCppProgram,
@@ -225,13 +218,12 @@ def running(
     with socket.socket() as tried:
         tried.bind((_HOST, 0))
         port: int = tried.getsockname()[1]
-    arguments = command(program, port)
     with temporary_folder("ggufspec-server-") as folder:
         log = folder / "log"
         try:
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    arguments,
+                    command(program, port),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -240,37 +232,29 @@ def running(
                 )
         except OSError as error:
             raise OptionError(
-                f"{arguments[0]} cannot be run: {error.strerror}; give the folder of a llama-server"
+                f"{program.binary} cannot be run: {error.strerror}; give the folder of a "
+                "llama-server"
             ) from error
         try:
             server = LlamaServer(program, port, process, log)
             server.wait_until_ready(start_seconds)
             yield server
         finally:
-            _stop(process, stop_seconds)
-
-
-def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
-    process.terminate()
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:  # also on another Ctrl-C
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+            process.terminate()
+            try:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(stop_seconds)
+            finally:  # also on another Ctrl-C
+                process.kill()
+                process.wait()
 
 
 def _request(
     port: int, method: str, path: str, document: object, seconds: float
 ) -> tuple[int, bytes]:
     """(status, body) of a response. Proxies set in the environment are ignored."""
-    connection = HTTPConnection(_HOST, port, timeout=seconds)
-    try:
+    with closing(HTTPConnection(_HOST, port, timeout=seconds)) as connection:
         body = None if document is None else json.dumps(document)
         connection.request(method, path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         return answer.status, answer.read()
-    finally:
-        connection.close()
