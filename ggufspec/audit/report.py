@@ -61,13 +61,12 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class BatchDistributions:
-    """Total variation distances between the target's distributions in verification batches and
-    token by token. `rounding`: the median distance in batches of a prompt, without a draft."""
+    """Distances (total variation) of the target's distributions in batches and token by token."""
 
     n_positions: int
     median: float
     largest: float
-    rounding: float
+    rounding: float  # the median distance in batches of a prompt, without a draft
 
     @property
     def found(self) -> bool:
@@ -77,15 +76,12 @@ class BatchDistributions:
 
 @dataclass(frozen=True)
 class RuleDistributions:
-    """Total variation distances between the rule's next-token distribution and the target's.
-
-    `resolution` is the largest numerical error of these distances.
-    """
+    """Total variation distances between the rule's next-token distribution and the target's."""
 
     n_positions: int
     median: float
     largest: float
-    resolution: float
+    resolution: float  # the largest numerical error of these distances
 
     @property
     def found(self) -> bool:
@@ -97,9 +93,8 @@ class RuleDistributions:
 class Sequences:
     """Sampled texts of plain and of speculative decoding, compared by two-sample tests.
 
-    `smallest_shift`: the mean shift that the tests find with 90 % probability. `n_impossible`:
-    number of tokens (plain, speculative) whose probability is 0 in batched evaluation; rounding at
-    the cut-off of top-k or top-p causes a few. `alpha`: probability of a false alarm of all tests.
+    `n_impossible`: number of tokens (plain, speculative) whose probability is 0 in batched
+    evaluation; rounding at the cut-off of top-k or top-p causes a few.
     """
 
     n_texts: int
@@ -108,8 +103,8 @@ class Sequences:
     n_drafted: int
     n_accepted: int
     n_impossible: tuple[int, int]
-    alpha: float
-    smallest_shift: float
+    alpha: float  # probability of a false alarm of all tests
+    smallest_shift: float  # the mean shift that the tests find with 90 % probability
     tests: tuple[Test, ...]
 
     @property
@@ -119,26 +114,20 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first tokens (plain, speculative) in which two greedy texts of a prompt differ.
-
-    `gap`: by how many logits the less likely of the two is below the likeliest token.
-    """
+    """The first tokens (plain, speculative) in which two greedy texts of a prompt differ."""
 
     prompt: int
     position: int
     tokens: tuple[int, int]
-    gap: float
+    gap: float  # by how many logits the less likely of the two is below the likeliest token
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """Texts at temperature 0, plain and speculative, one for each prompt.
-
-    `near_tie`: the option, or the measured change of a gap by rounding if that is larger.
-    """
+    """Texts at temperature 0, plain and speculative, one for each prompt."""
 
     n_texts: int
-    near_tie: float
+    near_tie: float  # the option, or the measured change of a gap by rounding if that is larger
     divergences: tuple[Divergence, ...]
 
     @property
@@ -149,7 +138,7 @@ class Greedy:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The findings of an audit. `batch`, `rule` and `sequences` are None at temperature 0."""
+    """The findings of an audit; some are None at temperature 0."""
 
     settings: AuditOptions
     n_prompts: int
@@ -172,10 +161,8 @@ class AuditReport:
                 f"batches change the target's distribution by {self.batch.median:.2g} or more at "
                 f"half of all positions, rounding alone by {self.batch.rounding:.2g}"
             )
-        if self.sequences is not None and self.sequences.found:
-            names = ", ".join(
-                f"{test.name} (p = {test.p_holm:.1g})" for test in self.sequences.found
-            )
+        if self.sequences is not None and (tests := self.sequences.found):
+            names = ", ".join(f"{test.name} (p = {test.p_holm:.1g})" for test in tests)
             found.append(f"the sampled texts differ: {names}")
         if self.greedy.found:
             found.append(

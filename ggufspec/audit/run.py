@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ggufspec.audit import statistics
+from ggufspec.audit import statistics as stats
 from ggufspec.audit.report import (
     AuditOptions,
     AuditReport,
@@ -19,17 +19,7 @@ from ggufspec.audit.report import (
     RuleDistributions,
     Sequences,
 )
-from ggufspec.audit.statistics import (
-    Distribution,
-    Floats,
-    Test,
-    draft_ratio,
-    likeliest,
-    quantile,
-    rule_error,
-    to_distributions,
-    total_variation,
-)
+from ggufspec.audit.statistics import Distribution, Floats, Test
 from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.reading import read_toml
@@ -169,25 +159,23 @@ class _Audit:
                 kept = self._add_quantiles(prompt, text, texts, n_kept)
                 singles = self._distributions(prompt, text[: len(kept)], whose="target")
                 for single, (batched, _) in zip(singles, kept, strict=True):
-                    distances.append(total_variation(single, batched))
+                    distances.append(stats.total_variation(single, batched))
                 if kept:
                     roundings += self._rounding(prompt, text[: len(kept)])
-                pairs += [likeliest(*pair) for pair in kept if pair[1].any()]
+                pairs += [stats.likeliest(*pair) for pair in kept if pair[1].any()]
             self._report("Generating texts both ways", i + 1, n_runs)
         median, rounding = (float(np.median(each)) for each in (distances, roundings))
         batch = BatchDistributions(len(distances), median, max(distances), rounding)
         return self._test(plain, speculative), batch, self._choose(pairs)
 
     def rule(self, pairs: list[_Pair]) -> RuleDistributions:
-        """Integrate the audited rule over uniforms and drafted tokens, for each pair.
-
-        With trees, also integrate it over two siblings that are drafted without replacement.
-        """
+        """Integrate the rule over uniforms and drafted tokens; with trees, also two siblings."""
         verify = rules.rule(self._settings.verify)
         found = []
         for i, pair in enumerate(pairs, 1):
             for n_siblings in (1, 2) if self._has_trees else (1,):
-                found.append(rule_error(verify, *likeliest(*pair, n_siblings), n_siblings))
+                probs = stats.likeliest(*pair, n_siblings)
+                found.append(stats.rule_error(verify, *probs, n_siblings))
             self._report("Testing the rule", i, len(pairs))
         errors, resolutions = zip(*found, strict=True)
         median = float(np.median(errors))
@@ -213,11 +201,10 @@ class _Audit:
         stream = self._engine.stream(prompt, **options)
         for _ in stream:
             pass
-        text = [int(token) for round_ in stream.rounds for token in round_.tokens]
-        texts.texts.append(text)
-        texts.n_drafted += sum(round_.n_drafted for round_ in stream.rounds)
-        texts.n_accepted += sum(round_.n_accepted for round_ in stream.rounds)
-        return text
+        texts.n_drafted += stream.completion.stats.n_drafted
+        texts.n_accepted += stream.completion.stats.n_accepted
+        texts.texts.append([int(token) for round_ in stream.rounds for token in round_.tokens])
+        return texts.texts[-1]
 
     def _add_quantiles(
         self, prompt: list[int], text: list[int], texts: _TextSet, n_kept: int
@@ -227,9 +214,9 @@ class _Audit:
         drafts = self._distributions(prompt, text, whose="draft")
         targets = self._distributions(prompt, text, whose="target", in_batches=True)
         for token, target_probs, draft_probs in zip(text, targets, drafts, strict=True):
-            scores = (draft_ratio(target_probs, draft_probs), target_probs)
+            scores = (stats.draft_ratio(target_probs, draft_probs), target_probs)
             by_ratio, by_target = (
-                quantile(token, target_probs, score, uniform)
+                stats.quantile(token, target_probs, score, uniform)
                 for score, uniform in zip(scores, self._uniforms.random(2), strict=True)
             )
             texts.quantiles.append((by_ratio, by_target))
@@ -257,7 +244,7 @@ class _Audit:
             try:
                 batch = {"n_together": n_together, "n_beside": n_beside}
                 rows = next(scoring.logits(engine.pair, before, piece, whose=whose, **batch))
-                yield from to_distributions(rows, sampling, before, piece[:-1])
+                yield from stats.to_distributions(rows, sampling, before, piece[:-1])
             except DecodeError:
                 if whose == "target" or (
                     engine.pair.vocab_map is None and engine.pair.head is None
@@ -266,10 +253,7 @@ class _Audit:
                 yield np.zeros(engine.vocab.n_tokens)
 
     def _rounding(self, prompt: list[int], text: list[int]) -> Iterator[float]:
-        """Total variation distances that rounding alone causes, at positions of a text.
-
-        Compares the distributions computed token by token and in batches of a prompt.
-        """
+        """Distances, by rounding alone, of distributions token by token and in prompt batches."""
         self._engine.forget()
         singles = np.concatenate([*scoring.logits(self._engine.pair, prompt, text, whose="target")])
         sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
@@ -277,12 +261,12 @@ class _Audit:
         for at, rows in scoring.reprocessed(self._engine.pair, prompt, text, n_rows):
             before, ahead = [*prompt, *text[:at]], text[at : at + len(rows) - 1]
             both = (singles[at : at + len(rows)], rows)
-            probs = (to_distributions(each, sampling, before, ahead) for each in both)
-            yield from map(total_variation, *probs)
+            probs = (stats.to_distributions(each, sampling, before, ahead) for each in both)
+            yield from map(stats.total_variation, *probs)
 
     def _choose(self, pairs: list[_Pair]) -> list[_Pair]:
         """Random pairs to test the rule with, preferably with different distributions."""
-        differing = [pair for pair in pairs if 0.02 < total_variation(*pair) < 0.98] or pairs
+        differing = [pair for pair in pairs if 0.02 < stats.total_variation(*pair) < 0.98] or pairs
         n = min(_N_RULE_POSITIONS, len(differing))
         chosen = self._choices.choice(len(differing), n, replace=False)
         return [differing[i] for i in sorted(chosen)]
@@ -294,14 +278,14 @@ class _Audit:
         tests: list[Test] = []
         for i, order in enumerate(_ORDERS):
             columns = plain.column(i), speculative.column(i)
-            tests.append(statistics.uniform_shift(f"mean shift, by {order}", *columns, each))
-            tests.append(statistics.kolmogorov_smirnov(f"KS distance, by {order}", *columns, each))
+            tests.append(stats.uniform_shift(f"mean shift, by {order}", *columns, each))
+            tests.append(stats.kolmogorov_smirnov(f"KS distance, by {order}", *columns, each))
         n_texts = min(len(plain.texts), _N_WHOLE_TEXTS)
-        profiles = statistics.text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]])
+        profiles = stats.text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]])
         is_speculative = np.arange(2 * n_texts) >= n_texts
         prompts = np.tile(np.arange(n_texts) % len(self._prompts), 2)
         name = "energy distance of whole texts"
-        tests.append(statistics.energy(name, profiles, is_speculative, prompts, self._labels))
+        tests.append(stats.energy(name, profiles, is_speculative, prompts, self._labels))
         n_tokens = len(plain.quantiles), len(speculative.quantiles)
         return Sequences(
             n_texts=len(plain.texts),
@@ -311,6 +295,6 @@ class _Audit:
             n_accepted=speculative.n_accepted,
             n_impossible=(plain.n_impossible, speculative.n_impossible),
             alpha=alpha,
-            smallest_shift=statistics.smallest_shift(*n_tokens, alpha, n_tests),
-            tests=statistics.holm(tests),
+            smallest_shift=stats.smallest_shift(*n_tokens, alpha, n_tests),
+            tests=stats.holm(tests),
         )

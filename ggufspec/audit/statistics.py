@@ -69,10 +69,7 @@ def draft_ratio(target_probs: Distribution, draft_probs: Distribution) -> Distri
 def likeliest(
     target_probs: Distribution, draft_probs: Distribution, n_siblings: int = 1
 ) -> tuple[Distribution, Distribution]:
-    """Both distributions over the likeliest tokens of either, normalised.
-
-    A rule must be lossless for any two distributions; these are realistic, and small.
-    """
+    """Both distributions over the likeliest tokens of either, normalised: realistic, but small."""
     n = _N_LIKELIEST if n_siblings == 1 else _N_LIKELIEST_SIBLINGS
     kept = np.union1d(*(np.argsort(-probs)[:n] for probs in (target_probs, draft_probs)))
     target, draft = target_probs[kept], draft_probs[kept]
@@ -139,18 +136,14 @@ def _additive_recurrence(n_dimensions: int) -> Distribution:
 
 @dataclass(frozen=True)
 class Test:
-    """One comparison of speculative with plain texts.
-
-    `effect` is in [`low`, `high`] with confidence 1 - alpha (None: the effect has no natural
-    scale); `p`: p-value of this test alone; `p_holm`: p-value adjusted for all tests.
-    """
+    """One comparison of speculative with plain texts."""
 
     name: str
     effect: float
-    low: float | None
+    low: float | None  # the effect is in [low, high] with confidence 1 - alpha; None: no scale
     high: float | None
-    p: float
-    p_holm: float
+    p: float  # p-value of this test alone
+    p_holm: float  # p-value adjusted for all tests
 
     __test__ = False  # for pytest: this class is not a test
 

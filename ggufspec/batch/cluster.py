@@ -64,11 +64,9 @@ def cluster(
     """A function that starts workers on a cluster; they end with the block.
 
     `address`: "local" starts Ray on this machine and ends it with the block; "auto", "host:port"
-    and "ray://host:port" connect to a cluster. `n_threads`: CPUs that each worker reserves; None:
-    the most with which all workers run at once. `n_gpus`: GPUs that each worker reserves; it can
-    use no others. `verbose`: show stderr of workers. `waiting_seconds`: see _WAITING_SECONDS.
-
-    Raises OptionError (see `check`), and ClusterError within a minute.
+    and "ray://host:port" connect to a cluster. `n_threads`, `n_gpus`: CPUs and GPUs that each
+    worker reserves; it can use no other GPUs. None: the most CPUs with which all run at once.
+    `verbose`: show stderr of workers. Raises OptionError, and ClusterError within a minute.
     """
     check(address)
     with _quiet(verbose) as ray, contextlib.ExitStack() as stack:

@@ -27,15 +27,11 @@ _N_RUN_DIGITS = 12
 
 
 class StreamResults:
-    """Writes records to a stream, in order; such a batch cannot be resumed.
-
-    `records`: the finished records, by index. `profile`: the pair profile that all texts start from
-    (None: not measured yet).
-    """
+    """Writes records to a stream, in order; such a batch cannot be resumed."""
 
     def __init__(self, stream: IO[bytes], settings: Mapping[str, Any]) -> None:
-        self.records: dict[int, BatchRecord] = {}
-        self.profile: dict[str, object] | None = None
+        self.records: dict[int, BatchRecord] = {}  # the finished ones, by index
+        self.profile: dict[str, object] | None = None  # that all texts start from, once measured
         self._stream = stream
         self._run = _run_name(settings)
         self._n_written = 0
@@ -179,13 +175,10 @@ def _journal_path(path: Path, *, resume: bool) -> Path:
 
 
 class Journal:
-    """A file of finished records: lines of JSON, each on the disk when `append` returns.
-
-    It is open and locked for this process.
-    """
+    """A file of finished records: lines of JSON, each on the disk when `append` returns."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises CacheError, also if another batch has it open."""
+        """Open or create, and lock it. Raises CacheError, also if another batch has it open."""
         self.path = path
         with disk_errors(str(path), "; give another output to -o"):
             self._file = FileIO(path, "a+")
@@ -233,10 +226,7 @@ class Journal:
         return (lines[0]["settings"], lines[1:]) if lines else None
 
     def begin(self, settings: Mapping[str, Any], lines: Sequence[bytes] = ()) -> None:
-        """Write the settings and the lines known so far into an empty journal.
-
-        After a crash, `read` returns either all of them or None.
-        """
+        """Write settings and known lines; after a crash, `read` returns all of them or None."""
         head = line_of({_MARK: _FORMAT, "settings": settings, "n_at_first": len(lines)})
         self.append(b"".join([head, *lines]))
         _sync_folder(self.path.parent)

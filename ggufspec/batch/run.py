@@ -37,20 +37,14 @@ _LINE_WIDTH = 300
 
 
 class WorkerEvent(NamedTuple):
-    """A message of worker `number`. `message` None: its process has ended; no event follows.
+    """A message of a worker."""
 
-    `number` None: a request to stop the batch.
-    """
-
-    number: int | None
-    message: dict[str, Any] | None
+    number: int | None  # None: a request to stop the batch
+    message: dict[str, Any] | None  # None: the worker's process has ended; no event follows
 
 
 class WorkerProcess(Protocol):
-    """The process of a worker. `pid` and `node` are valid once the worker is ready.
-
-    `node`: name of its machine; empty: this machine.
-    """
+    """`pid` and `node` (its machine; empty: this one) are valid once the worker is ready."""
 
     @property
     def pid(self) -> int: ...
@@ -77,16 +71,13 @@ StartWorker = Callable[[int, Mapping[str, Any], "SimpleQueue[WorkerEvent]"], Wor
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a batch runs: models, options of `ggufspec.load` and of `Engine.stream`, workers.
-
-    All values have JSON types. `chat` None: the chat template for "turns" and "messages" only.
-    """
+    """What a batch runs; all values have JSON types."""
 
     target: str
     draft: str | None
-    load: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    chat: bool | None = None
+    load: Mapping[str, Any]  # options of `ggufspec.load`
+    settings: Mapping[str, Any]  # options of `Engine.stream`
+    chat: bool | None = None  # None: the chat template for "turns" and "messages" only
     system: str | None = None
     seed: int = 0
     n_workers: int = 1
@@ -100,17 +91,16 @@ class BatchEvent:
     """An event for a progress display.
 
     `what`: "waiting" (a cluster has no room for the worker yet), "ready", "begun", "finished",
-    "ended" (the worker's process ended; `will_retry`: its prompt is tried again), "lost" (the
-    worker cannot be started again; the others continue).
+    "ended" (the worker's process ended), "lost" (it cannot be started again; others continue).
     """
 
     what: str
     worker: int
     pid: int
     node: str
-    index: int | None = None
+    index: int | None = None  # of the prompt
     reason: str = ""
-    will_retry: bool = False
+    will_retry: bool = False  # whether the prompt of an ended process is tried again
     record: BatchRecord | None = None
 
 

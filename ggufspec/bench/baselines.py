@@ -83,9 +83,8 @@ def open_baselines(
     """The baselines in `wanted` that can run with this pair, ready to use within the block.
 
     `folder`: a build of llama.cpp, or the folder of its programs; None: no llama.cpp programs.
-    `program`: models and options; the binary is found in `folder`. `warn` gets a reason for each
-    baseline that cannot run. Servers are always stopped at the end, also by Ctrl-C or SIGTERM.
-    Raises OptionError if no baseline can run, or none of a given folder.
+    `warn` gets a reason for each baseline that cannot run. Servers are always stopped at the end,
+    also by SIGTERM. Raises OptionError if no baseline can run, or none of a given folder.
     """
     possible = BASELINES if folder is not None else (PYTHON_LOOKUP, PYTHON_PLAIN)
     names = [name for name in possible if name in wanted]
@@ -108,10 +107,7 @@ def open_baselines(
 def supported(
     name: str, options: Mapping[str, Any], available: Collection[str] | None = None
 ) -> tuple[Sampling, Sequence[str]]:
-    """(sampling, DRY's sequence breakers) for a baseline that supports all options used.
-
-    `available`: the options it supports; None: all. Raises OptionError that names the others.
-    """
+    """(sampling, DRY's breakers). Raises OptionError for options not `available` (None: all)."""
     request, usual = CheckedOptions.of({**options}), CheckedOptions()  # type: ignore[typeddict-item]
     breakers = tuple(request.dry_sequence_breakers)
     used = _changed(request.sampling, Sampling(), _SAMPLING)
@@ -178,11 +174,8 @@ def _binary(folder: Path) -> Path:
 
 
 def _check_room(n_bytes: int, n_logits: int) -> None:
-    """Raise OutOfMemoryError if another copy of the weights may not fit into free memory.
-
-    Weights mapped from the file are shared and count as free, but llama.cpp repacks many of them
-    for the processor.
-    """
+    """Raise OutOfMemoryError if another copy of the weights may not fit into free memory."""
+    # Weights mapped from the file are shared and count as free, but llama.cpp repacks many.
     free = free_memory()
     if free is not None and n_bytes + n_logits > free:
         what = f"may need {(n_bytes + n_logits) / 1e9:.1f} GB more"

@@ -26,16 +26,12 @@ _N_DECIMALS = 3  # changes may be small
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one contender.
-
-    `ratio`: rates after / rates before, over the same texts. `relative`: the same for speed-ups
-    over plain. None: no text is in both benchmarks.
-    """
+    """The change of one contender."""
 
     before: Summary
     after: Summary
-    ratio: Speedup | None
-    relative: Speedup | None
+    ratio: Speedup | None  # rates after / rates before; None: no text is in both benchmarks
+    relative: Speedup | None  # the same for speed-ups over plain
 
     @property
     def verdict(self) -> str:

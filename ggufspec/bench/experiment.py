@@ -31,11 +31,7 @@ _STEPS = (5, 3, 2, 1)  # number of places by which the order may rotate
 
 @dataclass(frozen=True)
 class Experiment:
-    """The texts to generate with one pair.
-
-    `chat`: whether to use the target's chat template. None: it is used for prompts with a category
-    or a system message, if the target has one.
-    """
+    """The texts to generate with one pair."""
 
     contenders: Sequence[Contender]
     prompts: Sequence[Prompt]
@@ -44,6 +40,7 @@ class Experiment:
     n_warm_up: int = 16
     seed: int = 0
     ignore_eos: bool = True
+    # Use the target's chat template; None: if it has one, for prompts with category or system.
     chat: bool | None = None
 
     def of_pair(self, pair: str) -> Experiment:
@@ -160,14 +157,14 @@ class PresetPair:
 
 @dataclass(frozen=True)
 class Preset:
-    """A known experiment. `load`: arguments of ggufspec.load; `tables`: renders its results."""
+    """A known experiment."""
 
     name: str
     about: str
     pairs: Sequence[PresetPair]
     experiment: Experiment
-    tables: Callable[[BenchResults], list[Table]]
-    load: Mapping[str, Any]
+    tables: Callable[[BenchResults], list[Table]]  # renders its results
+    load: Mapping[str, Any]  # arguments of ggufspec.load
     published: Sequence[Table]
 
     @staticmethod

@@ -134,11 +134,7 @@ def loading_options(program: LlamaCppProgram) -> list[str]:
 
 
 def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
-    """The JSON for /completion, with all options, since a model file may have other defaults.
-
-    It asks for one more token than requested, since the server counts the first token's time as
-    part of the prompt's.
-    """
+    """The JSON for /completion, with all options, since a model file may have other defaults."""
     sampling = request.sampling
     # The server has the same names of sampling options.
     made: dict[str, Any] = {each.name: getattr(sampling, each.name) for each in fields(Sampling)}
@@ -148,7 +144,7 @@ def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
         **made,
         **{name: penalty_window(made[name], n_ctx) for name in _WINDOWS},
         "prompt": list(request.tokens),
-        "n_predict": request.n_tokens + 1,
+        "n_predict": request.n_tokens + 1,  # the first token's time counts as the prompt's
         "seed": request.seed,
         "ignore_eos": request.ignore_eos,
         "cache_prompt": False,

@@ -178,7 +178,6 @@ def _draw_bars(axes: Axes, bars: Sequence[tuple[Summary, Speedup | None]], n_mor
 
 
 def _draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-    """The time of a pass by its size, relative to one token."""
     axes.set_title("Time of a target pass")
     drafted = [n - 1 for n in sizes]
     ratios = [each / seconds[0] for each in seconds]
@@ -193,7 +192,6 @@ def _draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> N
 
 
 def _draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> None:
-    """The share of drafts accepted up to each position."""
     from matplotlib.ticker import PercentFormatter
 
     axes.set_title("Drafts accepted up to a position")
@@ -218,7 +216,6 @@ def _draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> N
 
 
 def _draw_timelines(axes: Axes, timelines: plot_data.TimelinePair) -> None:
-    """Tokens over seconds of one text, round by round."""
     axes.set_title("One text over time")
     for each, colour in ((timelines.plain, _QUIET), (timelines.best, _COLOURS[1])):
         name = f"{_short(each.name, 27)}: {each.seconds[-1]:.3g} s"
@@ -238,7 +235,6 @@ def _whole_ticks(axes: Axes) -> None:
 
 
 def _legend(figure: Figure, names: Sequence[str]) -> None:
-    """The colours of several series."""
     from matplotlib.lines import Line2D
 
     entries = [

@@ -109,9 +109,9 @@ def acceptances(results: BenchResults) -> list[Acceptance]:
 
 
 def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
-    """(sizes, seconds): numbers of tokens of target passes, and the median seconds of each.
+    """(numbers of tokens, median seconds) of target passes, without sizes that occurred rarely.
 
-    Leaves out sizes that occurred rarely. Both are empty unless size 1 and a larger one remain.
+    Both are empty unless size 1 and a larger one remain.
     """
     names = {contender.name for contender in results.contenders if contender.model == "pair"}
     passes = defaultdict(list)
@@ -142,10 +142,7 @@ def rate_bars(results: BenchResults) -> tuple[list[tuple[Summary, Speedup | None
 
 
 def timelines(results: BenchResults) -> TimelinePair | None:
-    """A text of the contender with the best speed-up, and the same text by plain decoding.
-
-    Takes the text with the median speed-up. Returns None if no rounds are known.
-    """
+    """The best contender's text of median speed-up, and plain's; None if no rounds are known."""
     compared = [row for row in summarize(results) if row.speedup]
     for row in sorted(compared, key=_ratio, reverse=True):
         pairs = [

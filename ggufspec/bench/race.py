@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -49,16 +48,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class Race:
-    """Both contenders on the same prompt. They ran one after the other, `plain` first.
-
-    `divergence`: at temperature 0, the first difference of the texts; None if they are equal.
-    """
+    """Both contenders on the same prompt. They ran one after the other, `plain` first."""
 
     prompt: str
     plain: Lane
     speculative: Lane
     temperature: float
-    divergence: Divergence | None = None
+    divergence: Divergence | None = None  # at temperature 0; None if the texts are equal
 
     @property
     def lanes(self) -> tuple[Lane, Lane]:
@@ -79,7 +75,9 @@ class Race:
     @property
     def first_difference(self) -> int | None:
         """The index of the first token that differs; None if the texts are equal."""
-        return first_difference(self.plain.tokens, self.speculative.tokens)
+        first, second = self.plain.tokens, self.speculative.tokens
+        n = n_equal(first, second)
+        return None if n == len(first) == len(second) else n
 
 
 @dataclass(frozen=True)
@@ -89,15 +87,12 @@ class LaneState:
     n_pieces: int
     n_tokens: int
     share: float  # share of its tokens that have arrived
-    tokens_per_second: float | None  # until now; None before the first piece
+    tokens_per_second: float | None  # until now, at the end of all; None before the first piece
     finished: bool
 
 
 def state_at(lane: Lane, seconds: float) -> LaneState:
-    """The state of a lane `seconds` after the end of the prompt.
-
-    Once it is finished, its speed is that of the whole text.
-    """
+    """The state of a lane `seconds` after the end of the prompt."""
     n_pieces = bisect_right(lane.pieces, seconds, key=lambda piece: piece.seconds)
     finished = n_pieces == len(lane.pieces)
     counts = [0, *accumulate(piece.n_tokens for piece in lane.pieces)]
@@ -108,12 +103,6 @@ def state_at(lane: Lane, seconds: float) -> LaneState:
     elif n_tokens and (until := lane.pieces[n_pieces - 1].seconds) > 0:
         rate = n_tokens / until
     return LaneState(n_pieces, n_tokens, n_tokens / (counts[-1] or 1), rate, finished)
-
-
-def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """The index of the first difference of two sequences; None if they are equal."""
-    n = n_equal(first, second)
-    return None if n == len(first) == len(second) else n
 
 
 def verdict(race: Race) -> str:

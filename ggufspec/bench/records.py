@@ -35,20 +35,14 @@ class TextKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Contender:
-    """A named set of generation options.
+    """A named set of generation options."""
 
-    `model`: "pair", "draft" (the draft model alone), or "baseline" (another program, whose name is
-    in `program`). `baseline`: name of the contender that its speed is compared with; None for plain
-    decoding and the draft alone. `pair`: name of the pair of models if a benchmark has several
-    pairs; `name` then begins with it.
-    """
-
-    name: str
+    name: str  # begins with the name of the pair if a benchmark has several pairs
     options: Mapping[str, Any]
-    model: str = "pair"
-    baseline: str | None = None
-    pair: str = ""
-    program: str | None = None
+    model: str = "pair"  # or "draft" (the draft model alone), or "baseline" (another program)
+    baseline: str | None = None  # whose speed its own is compared with; None: plain, draft alone
+    pair: str = ""  # name of the pair of models if a benchmark has several
+    program: str | None = None  # name of a baseline's program
 
     @property
     def label(self) -> str:
@@ -83,16 +77,13 @@ class RoundTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One text. Seconds are wall time; `at`: seconds from the start of the benchmark.
-
-    For a baseline, `rounds` and counts by position are empty.
-    """
+    """One text. Seconds are wall time. A baseline has no rounds and no counts by position."""
 
     contender: str
     prompt: str = ""
     run: int = 0
     category: str = ""
-    at: float = 0.0
+    at: float = 0.0  # seconds from the start of the benchmark
     n_prompt: int
     n_generated: int
     n_rounds: int
@@ -144,17 +135,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where a text at temperature 0 differs from plain decoding's.
-
-    `margin`: logit difference of the two tokens; `rounding`: largest measured change of such
-    differences by batches; None: not measured. See engine.greedy.
-    """
+    """Where a text at temperature 0 differs from plain decoding's. See engine.greedy."""
 
     contender: str
     prompt: str
     position: int  # number of equal tokens before it
-    margin: float
-    rounding: float | None = None
+    margin: float  # logit difference of the two tokens
+    rounding: float | None = None  # largest measured change of margins by batches
 
     @property
     def is_near_tie(self) -> bool:

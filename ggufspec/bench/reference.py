@@ -40,28 +40,22 @@ Counts = tuple[Counter[int], Counter[int]]  # counts of tokens in each half of t
 
 
 class Excerpt(NamedTuple):
-    """A text; predictions are compared for its tokens from `n_given` on.
-
-    `half`: 0 or 1. Trimming chooses the kept tokens by one half and measures on the other.
-    """
+    """A text; predictions are compared for its tokens from `n_given` on."""
 
     kind: str
-    half: int
+    half: int  # 0 or 1: trimming chooses the kept tokens by one half and measures on the other
     tokens: Sequence[int]
     n_given: int
 
 
 @dataclass(frozen=True)
 class ReferenceText:
-    """The target's predictions in an excerpt.
-
-    `best` (n,): the likeliest tokens. `ids`, `probs` (n, k): the k likeliest, at TEMPERATURE.
-    """
+    """The target's predictions in an excerpt."""
 
     excerpt: Excerpt
-    best: NDArray[np.int64]
-    ids: NDArray[np.int64]
-    probs: NDArray[np.float32]
+    best: NDArray[np.int64]  # (n,): the likeliest tokens
+    ids: NDArray[np.int64]  # (n, k): the k likeliest
+    probs: NDArray[np.float32]  # (n, k), at TEMPERATURE
 
     @staticmethod
     def of(excerpt: Excerpt, rows: Logits) -> ReferenceText:
@@ -74,14 +68,11 @@ class ReferenceText:
 
 @dataclass(frozen=True)
 class Reference:
-    """Texts in two halves, the counts of tokens in each half, and the target's costs.
-
-    `passes`: seconds of target passes over 1, 2 ... N_DRAFT + 1 tokens.
-    """
+    """Texts in two halves, the counts of tokens in each half, and the target's costs."""
 
     texts: tuple[ReferenceText, ...]
     counts: Counts
-    passes: tuple[float, ...]
+    passes: tuple[float, ...]  # seconds of target passes over 1, 2 ... N_DRAFT + 1 tokens
 
 
 def reference_of(
@@ -117,10 +108,7 @@ def text_context(model: Model, like: Context, layer_skip: LayerSkip | None = Non
 
 
 def rows_of(context: Context, excerpt: Excerpt) -> Logits:
-    """Logits before each token of an excerpt from `n_given` on, computed with an empty cache.
-
-    Valid until the next decode. Raises DecodeError.
-    """
+    """Logits before each token from `n_given` on, until the next decode. Raises DecodeError."""
     session = LlamaSession(context)
     session.forget()
     tokens, n_given = excerpt.tokens, excerpt.n_given
@@ -135,14 +123,10 @@ def weights_of(logits: Logits) -> NDArray[np.float32]:
 
 
 class Chances(NamedTuple):
-    """For each position of a text, the probability that a drafted token is accepted.
+    """For each position (n,) of a text, the probability that a drafted token is accepted."""
 
-    `greedy` (n,): at temperature 0: 1 if both models have the same most probable token, else 0.
-    `sampled` (n,): at TEMPERATURE: the sum over all tokens of the smaller probability.
-    """
-
-    greedy: NDArray[np.float64]
-    sampled: NDArray[np.float64]
+    greedy: NDArray[np.float64]  # at temperature 0: 1 if both models have the same likeliest token
+    sampled: NDArray[np.float64]  # at TEMPERATURE: sum over all tokens of the smaller probability
 
 
 def mean_length(chances: NDArray[np.float64], n_draft: int) -> float:

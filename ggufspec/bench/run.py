@@ -42,12 +42,12 @@ _N_DIVERGENCES = 3  # texts per contender whose logits are compared
 
 @dataclass(frozen=True)
 class PairBenchmark:
-    """The experiment of one pair. `pair`: name of the pair in the results; "" for a single pair."""
+    """The experiment of one pair."""
 
     target: Path
     draft: DraftFile | None
     experiment: Experiment
-    pair: str = ""
+    pair: str = ""  # name of the pair in the results; "" for a single pair
     target_label: str = ""
     draft_label: str = ""
     load: Mapping[str, Any] = field(default_factory=dict)
@@ -285,10 +285,7 @@ def _read(engine: Engine, experiment: Experiment, prompt: Prompt, said: Sequence
 def divergences(
     engine: Engine, experiment: Experiment, results: BenchResults
 ) -> list[FirstDifference]:
-    """The first differences of texts at temperature 0 from plain decoding's texts.
-
-    Only for single-turn prompts, and the first _N_DIVERGENCES texts of each contender.
-    """
+    """First differences of single-turn texts from plain decoding's at temperature 0; not of all."""
     options_of = {each.name: each.options for each in experiment.contenders}
     found: list[FirstDifference] = []
     for contender in experiment.contenders:
@@ -325,12 +322,10 @@ def peak_rss() -> int | None:
 
 
 class EnergyMeter:
-    """Sums the energy counters of all processor packages (Linux powercap; no GPUs).
-
-    https://docs.kernel.org/power/powercap/powercap.html
-    """
+    """Sums the energy counters of all processor packages (Linux powercap; no GPUs)."""
 
     def __init__(self, root: Path = Path("/sys/class/powercap")) -> None:
+        # https://docs.kernel.org/power/powercap/powercap.html
         # intel-rapl:0 is a package (on AMD processors too); intel-rapl:0:0 is a part of it.
         self._zones = [
             zone for zone in sorted(root.glob("intel-rapl:*")) if zone.name.count(":") == 1

@@ -25,15 +25,14 @@ _MIN_VALUES = 3  # least number of values for a confidence interval
 class Speedup:
     """Geometric mean of rate / baseline's rate over texts of the same prompt and run.
 
-    `low` to `high`: its 95 % confidence interval (Student's t of the logarithms); None: too few
-    values. `n`: number of values: one per prompt, its mean over runs. With fewer than three prompts
-    there is one per text, and the interval says nothing about other prompts.
+    There is one value per prompt, its mean over runs. With fewer than three prompts there is one
+    per text, and the interval says nothing about other prompts.
     """
 
     ratio: float
-    low: float | None
+    low: float | None  # 95 % interval (Student's t of the logarithms); None: too few values
     high: float | None
-    n: int
+    n: int  # number of values
 
     @property
     def is_uncertain(self) -> bool:

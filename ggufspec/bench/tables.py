@@ -74,7 +74,6 @@ def ranking(results: BenchResults) -> Table | None:
 
 
 def _fastest(drafts: Sequence[RankedDraft]) -> str:
-    """A sentence that says which draft is fastest at one temperature."""
     best, *others = drafts
     if best.speedup.ratio <= 1:
         return f"Temperature {best.temperature:g}: no draft is faster than plain decoding."

@@ -63,20 +63,15 @@ class DraftCut:
 
 @dataclass(frozen=True)
 class CutResult:
-    """A cut that was measured.
-
-    `n_tokens`: vocabulary size of its file. `n_bytes`: weights that a step reads. `step`: seconds.
-    By kind of text, `agreement`, `overlap`: means of `greedy` and `sampled` in Chances; `speedups`:
-    predicted over plain decoding, at temperature 0 and at reference.TEMPERATURE.
-    """
+    """A cut that was measured; mappings are by kind of text."""
 
     cut: DraftCut
-    n_tokens: int
-    n_bytes: int
-    step: float
-    agreement: Mapping[str, float]
-    overlap: Mapping[str, float]
-    speedups: Mapping[str, tuple[float, float]]
+    n_tokens: int  # vocabulary size of its file
+    n_bytes: int  # weights that a step reads
+    step: float  # seconds
+    agreement: Mapping[str, float]  # mean of Chances.greedy
+    overlap: Mapping[str, float]  # mean of Chances.sampled
+    speedups: Mapping[str, tuple[float, float]]  # predicted, at temperatures 0 and TEMPERATURE
 
     @property
     def score(self) -> float:
@@ -86,11 +81,11 @@ class CutResult:
 
 @dataclass(frozen=True)
 class TrimResult:
-    """All measured cuts; the first is the unchanged draft. `n_counted`: tokens compared."""
+    """All measured cuts; the first is the unchanged draft."""
 
     cuts: tuple[CutResult, ...]
     chosen: CutResult
-    n_counted: int
+    n_counted: int  # tokens that were compared
 
     @property
     def is_cut(self) -> bool:
@@ -100,14 +95,11 @@ class TrimResult:
 
 @dataclass(frozen=True)
 class WantedCut:
-    """What to try. None: nothing is left out. "auto": the value predicted to be fastest.
+    """What to try. None: nothing is left out. "auto": the value predicted to be fastest."""
 
-    `n_tokens`: vocabulary size. `layers`: which to keep, or how many. `type`: see `requantize`.
-    """
-
-    n_tokens: int | str | None = "auto"
-    layers: tuple[int, ...] | int | str | None = None
-    type: str | None = None
+    n_tokens: int | str | None = "auto"  # vocabulary size
+    layers: tuple[int, ...] | int | str | None = None  # which to keep, or how many
+    type: str | None = None  # see `requantize`
 
 
 def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
@@ -213,7 +205,6 @@ class _Trimmer:
     # What to try.
 
     def _vocabularies(self, wanted: int | str | None) -> list[int]:
-        """The vocabulary sizes to try."""
         if wanted is None or isinstance(wanted, int):
             return [wanted] if wanted and wanted < self._n_vocab else []
         least, most = len(self._required), _LARGEST_SHARE * self._n_vocab

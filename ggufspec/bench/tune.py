@@ -56,27 +56,23 @@ class Pass:
     most: float
 
     @staticmethod
-    def of(n_tokens: int, seconds: Sequence[float]) -> Pass:
-        return Pass(n_tokens, median(seconds), min(seconds), max(seconds))
+    def of(n_tokens: int, times: Sequence[float]) -> Pass:
+        return Pass(n_tokens, median(times), min(times), max(times))
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of `tune`. `facts`: its conditions.
+    """The result of `tune`."""
 
-    `chosen`: all settings; `settings`: only those that were not given. `step`: a draft step, of one
-    token or of a block; `reading`: the draft's pass over one batch; None without a draft.
-    """
-
-    chosen: TunedSettings
-    settings: TunedSettings
+    chosen: TunedSettings  # all settings
+    settings: TunedSettings  # only those that were not given
     trials: tuple[Trial, ...]
     depth: int
     passes: tuple[Pass, ...]  # over 1, 2 ... n_most + 1 tokens
-    step: Pass | None
-    reading: Pass | None
+    step: Pass | None  # a draft step, of one token or of a block; None without a draft
+    reading: Pass | None  # the draft's pass over one batch
     attention: str | None  # the choice of flash attention and its reason, if it was measured
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # the conditions of the measurement
     assumed: Mapping[str, object]  # see engine.speeds.Predicted
 
     @property
@@ -168,10 +164,7 @@ def tune(
 
 
 def keep(tuned: Tuned) -> bool:
-    """Store the result for this pair on this machine; returns False if it cannot be written.
-
-    A pair that is loaded without settings uses the stored settings and the stored costs.
-    """
+    """Store the result, for loads without settings; returns False if it cannot be written."""
     known = StoredProfile(tuned.facts).recall(len(tuned.passes))
     document = {
         **(known.to_document() if known else {}),
@@ -187,10 +180,7 @@ def keep(tuned: Tuned) -> bool:
 
 
 def forget(target: Path | None = None, draft: DraftFile | None = None) -> int:
-    """Delete the stored records of a target, of a pair, or all; returns how many were deleted.
-
-    Raises ModelError for a file that cannot be read.
-    """
+    """Delete the records of a target, of a pair, or all; returns how many. Raises ModelError."""
     if target is None and draft is None:
         return profile_store.forget()
     files = {"target": target, "draft": draft}
@@ -203,10 +193,7 @@ def forget(target: Path | None = None, draft: DraftFile | None = None) -> int:
 
 
 def speedup(costs: CostModel, acceptance: float, n_draft: int) -> float:
-    """Speed-up over plain decoding with this draft length in each round.
-
-    Each drafted token is accepted with the probability `acceptance`.
-    """
+    """Speed-up of this draft length if each drafted token is accepted with this probability."""
     n_expected = sum(acceptance**i for i in range(n_draft + 1))  # expected tokens per round
     return n_expected * costs.curve[0] / (costs.curve[n_draft] + costs.drafting(n_draft))
 

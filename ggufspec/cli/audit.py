@@ -18,8 +18,7 @@ from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import audited_options, conditions, with_file_sampling
 from ggufspec.common import defaults
-from ggufspec.common.prompts import TEXTS, parse_prompts
-from ggufspec.common.reading import read_prompt_file
+from ggufspec.common.prompts import TEXTS, read_prompts
 
 if TYPE_CHECKING:
     from ggufspec.audit import AuditReport
@@ -101,7 +100,7 @@ def command(
     """
     prompts = None
     if prompt_file is not None:
-        found = parse_prompts(read_prompt_file(prompt_file), str(prompt_file), TEXTS)
+        found = read_prompts(prompt_file, TEXTS)
         prompts = [prompt.turns[0] for prompt in found]
     shared.show_log(verbose)
     from ggufspec.audit import PROMPTS, AuditOptions, audit

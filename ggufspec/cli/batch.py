@@ -24,8 +24,7 @@ from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.facts import plain
 from ggufspec.common.files import is_stream
-from ggufspec.common.prompts import Prompt, digest, parse_prompts
-from ggufspec.common.reading import read_prompt_file
+from ggufspec.common.prompts import Prompt, digest, read_prompts
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.models.head_facts import MTP
@@ -145,7 +144,7 @@ def command(
         text_settings.check_needs_no_draft(settings)
     if address is not None:
         check(address)
-    prompts = parse_prompts(read_prompt_file(prompt_file), str(prompt_file))[:limit]
+    prompts = read_prompts(prompt_file)[:limit]
     target, draft = pair.find()
     found = file_sampling(read_header(target).values)
     settings = text_settings.with_file_sampling(settings, found, verbose=verbose)

@@ -38,8 +38,7 @@ from ggufspec.cli.text_settings import (
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
-from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
-from ggufspec.common.reading import read_prompt_file
+from ggufspec.common.prompts import TEXTS, Prompt, read_prompts
 from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.file_sampling import file_sampling
@@ -313,7 +312,7 @@ def _prompts(options: BenchOptions) -> list[Prompt] | None:
             raise PromptError("the prompt is empty; give at least one character to continue")
         return [Prompt(id="prompt", turns=(options.prompt,))]
     if file is not None:
-        return spread(parse_prompts(read_prompt_file(file), str(file), TEXTS), options.n_prompts)
+        return spread(read_prompts(file, TEXTS), options.n_prompts)
     if options.n_prompts is None:
         return None
     known = PRESETS[options.preset].experiment.prompts if options.preset else own_prompts()

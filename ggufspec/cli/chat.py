@@ -21,8 +21,7 @@ from ggufspec.cli.run import Run, generate, loaded, report
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.facts import counted, json_object, plain
 from ggufspec.common.files import check_writable, format_bytes, write_file
-from ggufspec.common.prompts import decoded
-from ggufspec.common.reading import read_file
+from ggufspec.common.reading import read_text
 from ggufspec.errors import (
     GgufspecError,
     OptionError,
@@ -246,7 +245,7 @@ class Chat:
         self._messages = messages
 
     def _add_file(self, path: Path) -> None:
-        text = decoded(read_file(path, "the file", PromptError), str(path))
+        text = read_text(path, "the file")
         self._files.append(f"{path.name}:\n{text}\n\n")
         _say(f"{counted(len(text), 'character')} of {path} will be in the next message")
 
@@ -271,8 +270,7 @@ class Chat:
             _say(f"{_cells_of(path)}: KV caches ({size}), which /load restores")
 
     def _load(self, path: Path) -> None:
-        data = read_file(path, "the chat", PromptError)
-        document = json_object(decoded(data, str(path)))
+        document = json_object(read_text(path, "the chat"))
         try:
             messages, sampling = parts_of(document or {})
             self._check(messages)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import click
 
 from ggufspec.common.files import default_cache_dir
-from ggufspec.common.prompts import decoded
+from ggufspec.common.reading import decoded
 from ggufspec.errors import CacheError
 
 ReadLine = Callable[[str], str]  # prints a prompt, returns a line without its end; raises EOFError

@@ -14,7 +14,7 @@ from ggufspec import __version__
 from ggufspec.cli import render
 from ggufspec.cli.exits import CLOSED_PIPE, ERROR, INTERRUPTED, USAGE
 from ggufspec.cli.interrupts import end_at_interrupt, end_at_second_interrupt
-from ggufspec.common.terminal import visible
+from ggufspec.common.facts import visible
 from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {

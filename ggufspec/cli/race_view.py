@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, state_at
-from ggufspec.common.terminal import visible
+from ggufspec.common.facts import visible
 
 NARROW = 80  # cells; in narrower terminals the lanes are stacked
 _ABOUT = {PLAIN: "the target alone", SPECULATIVE: "with a draft", N_GRAMS: "no draft model"}

@@ -13,8 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.common.facts import counted
-from ggufspec.common.terminal import visible
+from ggufspec.common.facts import counted, visible
 from ggufspec.decoding.tree import leaves, n_equal, path_to
 
 if TYPE_CHECKING:

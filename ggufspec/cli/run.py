@@ -19,8 +19,7 @@ from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.files import check_writable
-from ggufspec.common.prompts import decoded
-from ggufspec.common.reading import read_file, read_prompt_file
+from ggufspec.common.reading import decoded, read_file, read_text
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def command(
         check_writable(prompt_cache)
     predicted = None
     if prediction is not None:
-        predicted = decoded(read_file(prediction, "the prediction", PromptError), "the prediction")
+        predicted = read_text(prediction, "the prediction")
     if pair.draft is None:
         text_settings.check_needs_no_draft(settings, compare=compare)
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, paths, settings):
@@ -230,7 +229,7 @@ def read_prompt(asked: dict[str, Any]) -> str:
         where = "stdin" if path is None or str(path) == "-" else str(path)
         if where == "stdin" and sys.stdin.isatty():
             raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
-        data = read_prompt_file(path or Path("-"))
+        data = read_file(path or Path("-"), "the prompt file", PromptError)
         # Editors and echo add a newline at the end, some a byte order mark at the beginning:
         # neither is part of the prompt.
         prompt = decoded(data, f"the prompt from {where}").removesuffix("\n").removesuffix("\r")

@@ -19,9 +19,8 @@ from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
-from ggufspec.common.facts import counted
+from ggufspec.common.facts import LogFormatter, counted
 from ggufspec.common.reading import read_file
-from ggufspec.common.terminal import LogFormatter
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:

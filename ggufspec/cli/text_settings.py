@@ -15,8 +15,7 @@ from ggufspec.cli import render
 from ggufspec.cli.options import Command, Option, gathered, option
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
-from ggufspec.common.prompts import decoded
-from ggufspec.common.reading import read_file
+from ggufspec.common.reading import read_text
 from ggufspec.decoding.sampling_options import NUMBERS, refusal
 from ggufspec.errors import OptionError
 from ggufspec.models.heads import DraftFile
@@ -61,7 +60,7 @@ def _from_file(names: str, help_text: str, end: str = "") -> Option:
     def read(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
         if path is None:
             return None
-        return decoded(read_file(path, "the file", OptionError), str(path)).rstrip(end)
+        return read_text(path, "the file", OptionError).rstrip(end)
 
     return option(names, help_text, type=shared.PATH, callback=read)
 

@@ -19,9 +19,7 @@ from ggufspec.cli.options import PATH, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.files import format_bytes
-from ggufspec.common.prompts import decoded
-from ggufspec.common.reading import read_file
-from ggufspec.errors import PromptError
+from ggufspec.common.reading import read_text
 from ggufspec.models.trim_facts import numbers_of, ranges
 
 if TYPE_CHECKING:
@@ -131,7 +129,7 @@ def command(
     if output is not None:
         check_path(output, force=force, sources=[*source.paths, target_path])
     trim.check_wanted(wanted, source, read_header(target_path))
-    given = [decoded(read_file(path, "the text file", PromptError), str(path)) for path in texts]
+    given = [read_text(path, "the text file") for path in texts]
     of_target = {**reference.LOAD, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
     of_draft = {
         "n_ctx": reference.N_CTX,

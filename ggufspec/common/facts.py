@@ -1,14 +1,19 @@
-"""Converts settings and other facts to plain JSON, and lists differences between two sets."""
+"""Forms of values: plain JSON, lines that differ, and text that cannot control a terminal."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 _N_SHOWN = 60  # longest value shown, in characters
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def plain(value: object) -> Any:
@@ -27,6 +32,18 @@ def plain(value: object) -> Any:
 def counted(n: int, what: str) -> str:
     """The number with its noun, such as "1 token" or "2 tokens"."""
     return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def visible(text: str) -> str:
+    """The text with control characters, except newline and tab, as escapes such as \\x1b."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+class LogFormatter(logging.Formatter):
+    """Formats records with `visible`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:

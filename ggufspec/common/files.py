@@ -91,10 +91,7 @@ def write_whole(
     progress: Progress | None = None,
     place: _Place = _CACHE,
 ) -> None:
-    """Write `chunks`, `n_bytes` in total, to `path`; on failure the old file is unchanged.
-
-    See `whole_file`. Raises CacheError if the file cannot be written.
-    """
+    """Write `chunks`, `n_bytes` in total, to a file; see `whole_file`. Raises CacheError."""
     with whole_file(path, n_bytes, place) as file:
         n_done = 0
         for chunk in chunks:
@@ -107,10 +104,8 @@ def write_whole(
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder, removed at the end of the block, even if a signal arrives while it is created.
-
-    `tempfile.TemporaryDirectory` would leave it then.
-    """
+    """A new folder, removed at the end of the block."""
+    # tempfile.TemporaryDirectory would leave it if a signal arrives while it is created.
     folder = Path(tempfile.gettempdir(), prefix + secrets.token_hex(8))
     try:
         folder.mkdir(mode=0o700)
@@ -156,10 +151,7 @@ def write_all(file: FileIO, chunk: bytes | memoryview) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file that the user has named; on failure the old file is unchanged.
-
-    A device or a pipe, such as /dev/null, is written to, not replaced. Raises CacheError.
-    """
+    """Replace a file that the user has named, or write to a device or pipe. Raises CacheError."""
     if not is_stream(path):
         write_whole(path, len(data), [data], place=USER_FOLDER)
         return
@@ -197,10 +189,7 @@ def try_to_write(path: Path, n_bytes: int = 0) -> None:
 
 
 def fingerprint_of(paths: Iterable[Path], n_blocks: int = 2) -> str:
-    """A hash of each file's size and of `n_blocks` blocks, evenly spaced from start to end.
-
-    Fast for files of any size. Raises OSError.
-    """
+    """A fast hash of each file's size and of `n_blocks` evenly spaced blocks. Raises OSError."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -228,11 +217,7 @@ def format_bytes(n_bytes: int) -> str:
 
 @contextlib.contextmanager
 def _explained(path: Path, n_bytes: int, place: _Place) -> Iterator[None]:
-    """Turn an OSError of the block into a CacheError that says what to do.
-
-    Wrap system calls only, never a callback: its OSError (such as a closed terminal) is not an
-    error of the disk.
-    """
+    """Turn an OSError of the block, which must not call back, into a CacheError with advice."""
     try:
         yield
     except OSError as error:

@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ggufspec.common.facts import json_object
+from ggufspec.common.reading import decoded, read_file
 from ggufspec.errors import PromptError
 
 _FORMS = {
@@ -24,21 +26,20 @@ _MESSAGE_FORM = 'give a list of {"role": ..., "content": ...} with texts'
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt; the first prompt of a file has `index` 0.
+    """A prompt of a file.
 
     `kind`: "prompt" (`turns` has one text), "turns" (user messages, each sent after the answer to
-    the previous one) or "messages" (a conversation to continue). `id`: the value that the file has
-    under the name `id_name`. `system`: the system message.
+    the previous one) or "messages" (a conversation to continue).
     """
 
-    index: int = 0
+    index: int = 0  # the first prompt of a file has 0
     kind: str = "prompt"
     turns: Sequence[str] = ()
     messages: Sequence[Mapping[str, str]] = ()
     id: str | int | None = None
-    id_name: str = "id"
+    id_name: str = "id"  # the name that the file has for it
     category: str = ""
-    system: str | None = None
+    system: str | None = None  # the system message
 
     @property
     def name(self) -> str:
@@ -55,6 +56,11 @@ class Prompt:
         """The inverse of dataclasses.asdict, also after JSON has made lists of tuples."""
         lists = {name: tuple(document[name]) for name in ("turns", "messages")}
         return Prompt(**{**document, **lists})
+
+
+def read_prompts(path: Path, forms: Sequence[str] = tuple(_FORMS)) -> list[Prompt]:
+    """The prompts in a file; see `parse_prompts`. Raises PromptError."""
+    return parse_prompts(read_file(path, "the prompt file", PromptError), str(path), forms)
 
 
 def parse_prompts(data: bytes, where: str, forms: Sequence[str] = tuple(_FORMS)) -> list[Prompt]:
@@ -85,17 +91,6 @@ def digest(prompts: Sequence[Prompt]) -> str:
     """A hash of the prompts that is the same in every process."""
     text = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def decoded(data: bytes, where: str) -> str:
-    """A file's text without its byte order mark. Raises PromptError if it is not UTF-8."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{where} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; "
-            "convert it to UTF-8 first"
-        ) from error
 
 
 class _Lines:

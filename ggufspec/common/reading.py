@@ -53,9 +53,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     return parse_toml(path.read_text(encoding="utf-8"))
 
 
-def read_prompt_file(path: Path) -> bytes:
-    """The bytes of a file of prompts. Raises PromptError."""
-    return read_file(path, "the prompt file", PromptError)
+def read_text(path: Path, what: str, failure: type[GgufspecError] = PromptError) -> str:
+    """The text of a file; see `read_file` and `decoded`. Raises `failure`, and PromptError."""
+    return decoded(read_file(path, what, failure), f"{what} {path}")
+
+
+def decoded(data: bytes, where: str) -> str:
+    """A file's text without its byte order mark. Raises PromptError if it is not UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{where} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; "
+            "convert it to UTF-8 first"
+        ) from error
 
 
 def _open(path: Path) -> BinaryIO:

@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import Any
 
 from ggufspec.common.child import LimitedProcess, LimitExceededError
-from ggufspec.common.terminal import visible
+from ggufspec.common.facts import visible
 from ggufspec.engine.message_forms import LimitError, Message, MessageForms
 from ggufspec.errors import OptionError, PromptError
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ggufspec.common import validate
-from ggufspec.common.prompts import decoded
-from ggufspec.common.reading import read_file
+from ggufspec.common.reading import read_text
 from ggufspec.engine.pair import Pair
-from ggufspec.errors import OptionError, PromptError
+from ggufspec.errors import OptionError
 
 _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
@@ -21,8 +20,7 @@ def read_texts(paths: Sequence[str | Path]) -> list[str]:
     if isinstance(paths, str) or not isinstance(paths, Sequence):
         raise OptionError(f"draft_texts is {paths!r}; it must be a list of files")
     files = [validate.path("an entry of draft_texts", path) for path in paths]
-    what = "the draft text"
-    return [decoded(read_file(file, what, PromptError), f"{what} {file}") for file in files]
+    return [read_text(file, "the draft text") for file in files]
 
 
 def add_texts(

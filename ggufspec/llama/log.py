@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import llama_cpp
 
-from ggufspec.common.terminal import LogFormatter
+from ggufspec.common.facts import LogFormatter
 
 logger = logging.getLogger("ggufspec.llama")
 logger.addHandler(logging.NullHandler())  # silent unless the application wants it

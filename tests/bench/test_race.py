@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ggufspec.bench.race import Lane, Race, TimedText, first_difference, state_at, verdict
+from ggufspec.bench.race import Lane, Race, TimedText, state_at, verdict
 from ggufspec.decoding.stats import summarize
 from ggufspec.decoding.types import Round
 from ggufspec.engine.greedy import Divergence
@@ -68,9 +68,13 @@ def test_speedup_and_the_end() -> None:
 
 
 def test_the_first_differing_token_is_found() -> None:
-    assert first_difference([1, 2, 3], (1, 2, 3)) is None
-    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
+    def first_difference(first: tuple[int, ...], second: tuple[int, ...]) -> int | None:
+        lanes = replace(PLAIN, tokens=first), replace(FAST, tokens=second)
+        return Race("Once", *lanes, 0.0).first_difference
+
+    assert first_difference((1, 2, 3), (1, 2, 3)) is None
+    assert first_difference((1, 2, 3), (1, 9, 3)) == 1
+    assert first_difference((1, 2), (1, 2, 3)) == 2
 
 
 def test_the_verdict_on_the_texts() -> None:

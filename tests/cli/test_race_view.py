@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ggufspec.bench.race import Race
 from ggufspec.cli.race_view import picture
-from ggufspec.common.terminal import visible
+from ggufspec.common.facts import visible
 
 HOSTILE = (
     "<b>&]]> \x1b[31mred\x1b]0;title\x07 \x9b2J \ud800 \udfff\ufffe\uffff"
