@@ -58,9 +58,8 @@ def audit(
     """
     settings = settings or AuditOptions()
     options: GenerateOptions = {**engine.file_sampling.options, **settings.options}
-    settings = replace(settings, options=options)
-    if settings.seed is None:
-        settings = replace(settings, seed=secrets.randbits(32))
+    seed = secrets.randbits(32) if settings.seed is None else settings.seed
+    settings = replace(settings, options=options, seed=seed)
     if engine.pair.draft is None:
         raise OptionError("an audit needs a draft model; load the engine with draft= (--draft)")
     run = _Audit(engine, _tokenize(engine, prompts, settings), settings, progress)
@@ -115,7 +114,6 @@ class _Audit:
         self._prompts = prompts
         self._settings = settings
         self._report: NamedProgress = progress or (lambda what, done, of: None)
-        assert settings.seed is not None
         seeds, *others = np.random.SeedSequence(settings.seed).spawn(4)
         self._seeds = seeds.generate_state(2 * settings.n_runs).tolist()
         self._uniforms, self._choices, self._labels = map(np.random.default_rng, others)
