@@ -170,7 +170,7 @@ def notice() -> str | None:
     missing = missing_sets()
     if not slow_without(missing):
         return None
-    key = {"about": "slow build", "cpu": devices.cpu_name(), "build": kernels.build_files()}
+    key = {"about": "slow build", **kernels.build_key()}
     if profile_store.recall(key) is not None:
         return None
     profile_store.remember(key, {"missing": missing})

@@ -7,7 +7,7 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 import llama_cpp
@@ -28,11 +28,6 @@ from ggufspec.llama.vocab_map import MappedSession, map_of
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import check_model
 from ggufspec.models.shape import shape_of
-
-
-class _Target(NamedTuple):
-    session: Session
-    stop_tokens: frozenset[int]
 
 
 class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
@@ -75,7 +70,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self._free = finalize(self, _free, self._context, self._model, os.getpid())
         self._free.atexit = False
         self._session = LlamaSession(self._context, drafts=True)
-        self._targets: WeakKeyDictionary[Any, _Target] = WeakKeyDictionary()
+        self._targets: WeakKeyDictionary[Any, tuple[Session, frozenset[int]]] = WeakKeyDictionary()
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """At most n_draft tokens that follow `input_ids` (n); none at the end of the context.
@@ -98,16 +93,16 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
                 break
         return np.array(tokens[n_known:], dtype=np.intc)
 
-    def _target(self, caller: object) -> _Target:
+    def _target(self, caller: object) -> tuple[Session, frozenset[int]]:
         """The session for the calling Llama, and the tokens that end its texts."""
         if not isinstance(caller, llama_cpp.Llama):
-            return _Target(self._session, self._model.vocab.stop_tokens)
+            return self._session, self._model.vocab.stop_tokens
         known = self._targets.get(caller)
         if known is None:
             vocab = Vocab(caller.model)
             vocab_map = map_of(vocab, self._model.vocab)
             session = MappedSession(self._session, vocab_map) if vocab_map else self._session
-            known = self._targets[caller] = _Target(session, vocab.stop_tokens)
+            known = self._targets[caller] = session, vocab.stop_tokens
         return known
 
     def close(self) -> None:

@@ -133,12 +133,8 @@ def recall(path: Path, placed: Placed) -> Choice | None:
 
 def _key(path: Path, placed: Placed, usable: Mapping[str, int]) -> dict[str, object]:
     key: dict[str, object] = {
-        **{
-            "about": "kernels of a model",
-            "cpu": devices.cpu_name(),
-            "build": kernels.build_files(),
-        },
-        **{"extension": kernels.extension_files(), "model": fingerprint(path), "types": [*usable]},
+        **{"about": "kernels of a model", **kernels.build_key(), "model": fingerprint(path)},
+        **{"extension": kernels.extension_files(), "types": [*usable]},
         **{"instructions": kernels.instructions(), "n_threads": devices.n_threads_default()},
     }
     if placed.devices:

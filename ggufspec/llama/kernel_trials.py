@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ggufspec.llama.model import Model
 _ROWS, _COLUMNS, _EXPERTS, _MOST = 40, 512, 3, 17
 _TOLERANCE = 0.06  # of the size of a product; both sides round activations to 8 bits, by about 0.01
 _F32, _I32 = 0, 26  # enum ggml_type
+Array = np.ndarray[Any, Any]
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _GGML: dict[str, Signature] = {
     "ggml_init": (_POINTER, [InitParams]),
@@ -57,11 +59,8 @@ def try_kernels(spoiled: str = "") -> None:
     if library is None or not found.types:
         kernels.tell(kernels.WRONG)
         return
-    right = [
-        name
-        for name, number in found.types.items()
-        if _is_right(library, number, spoil=name == spoiled)
-    ]
+    types = found.types.items()
+    right = [name for name, number in types if _is_right(library, number, spoil=name == spoiled)]
     kernels.tell(kernels.WORKS, *right)
 
 
@@ -71,15 +70,12 @@ def _is_right(library: Any, number: int, *, spoil: bool) -> bool:
     rows = draw.standard_normal((_MOST, _COLUMNS), np.float32)
     for n_experts in (1, _EXPERTS):
         values = draw.standard_normal((n_experts, _ROWS, _COLUMNS), np.float32)
-        with _pair(library, number, values, spoil) as (memory, backend, plain, packed):
+        with _pair(library, number, values, spoil) as (product, plain, packed):
             for n in range(1, _MOST + 1):
                 ids = None
                 if n_experts > 1:
                     ids = draw.integers(0, n_experts, (n, 2)).astype(np.int32)
-                found, expected = (
-                    _product(library, memory, backend, weights, rows[:n], ids)
-                    for weights in (packed, plain)
-                )
+                found, expected = (product(each, rows[:n], ids) for each in (packed, plain))
                 if not np.abs(found - expected).max() < _TOLERANCE * np.sqrt(_COLUMNS):
                     return False
     return True
@@ -87,9 +83,9 @@ def _is_right(library: Any, number: int, *, spoil: bool) -> bool:
 
 @contextmanager
 def _pair(
-    library: Any, number: int, values: np.ndarray[Any, Any], spoil: bool
-) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """A context of ggml, a backend, and the same weights in ggml's layout and in ours."""
+    library: Any, number: int, values: Array, spoil: bool
+) -> Iterator[tuple[Callable[..., Array], Any, Any]]:
+    """`_product` on a backend, and the same weights in ggml's layout and in ours."""
     memory = library.ggml_init(InitParams(2**25, None, False))
     empty = library.ggml_init(InitParams(4 * library.ggml_tensor_overhead(), None, True))
     # By name: where the CPU's backend is loaded at run time, nothing links its library.
@@ -117,7 +113,7 @@ def _pair(
     buffer = library.ggml_backend_alloc_ctx_tensors_from_buft(empty, types[i])
     library.ggml_backend_tensor_set(packed, copy, 0, library.ggml_nbytes(plain))
     try:
-        yield memory, backend, plain, packed
+        yield partial(_product, library, memory, backend), plain, packed
     finally:
         library.ggml_backend_buffer_free(buffer)
         library.ggml_backend_free(backend)
@@ -126,18 +122,12 @@ def _pair(
 
 
 def _product(
-    library: Any,
-    memory: Any,
-    backend: Any,
-    weights: Any,
-    rows: np.ndarray[Any, Any],
-    ids: np.ndarray[Any, Any] | None,
-) -> np.ndarray[Any, Any]:
+    library: Any, memory: Any, backend: Any, weights: Any, rows: Array, ids: Array | None
+) -> Array:
     """The rows times the weights, or times those of the experts in `ids` (n_rows, n_used)."""
     n, n_columns = rows.shape
-    given = library.ggml_new_tensor_3d(
-        memory, _F32, n_columns, *((n, 1) if ids is None else (1, n))
-    )
+    shape = (n, 1) if ids is None else (1, n)
+    given = library.ggml_new_tensor_3d(memory, _F32, n_columns, *shape)
     ctypes.memmove(library.ggml_get_data(given), rows.ctypes.data, rows.nbytes)
     if ids is None:
         result = library.ggml_mul_mat(memory, weights, given)
@@ -154,7 +144,6 @@ def _product(
 
 
 _MODEL = Path(__file__).parent.parent / "standin" / "classics-draft.gguf"
-_TOKENS = range(10, 26)
 _ROUNDING = 0.2  # of the spread of the logits; wrong logits are off by as much as the spread
 
 
@@ -163,7 +152,7 @@ def try_amx() -> None:
     environ[kernels.AMX_VARIABLE] = "on"
     environ[kernels.VARIABLE] = "off"  # else ggufspec's kernels would compute
     kernels.without_core_dumps()
-    tokens = [*_TOKENS]
+    tokens = [*range(10, 26)]
     model = Model(_MODEL, n_gpu_layers=0)
     context = Context(model, ContextOptions(n_ctx=64, n_rows=len(tokens), n_threads=2))
     context.decode(tokens, len(tokens), 0)

@@ -27,7 +27,12 @@ from ggufspec.llama.log import logger
 VARIABLE = "GGUFSPEC_KERNELS"
 BUFFER_TYPE = "GGUFSPEC"  # its name in ggml
 GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/matmul/ggml_abi.h
+AMX_VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
+AMX = "AMX"  # the name of its buffer type in ggml
+WORKS, WRONG = "works", "wrong"  # the first word of the last line that a trial prints
 
+_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
+_WINDOWS_CRASH = 0xC0000000  # NTSTATUS codes of severity error
 _GET_TYPES = "ggml_backend_cpu_get_extra_buffer_types"  # a function of C++
 _SYMBOLS = {_GET_TYPES: "_Z39ggml_backend_cpu_get_extra_buffer_typesv"}
 _FUNCTIONS = (
@@ -62,7 +67,7 @@ def register() -> str | None:
         return f"{VARIABLE}=off"
     if (name := instructions()) is None:
         return "there are none for this processor"
-    library = devices.ggml({"ggml_version": (devices.TEXT, [])})
+    library = devices.ggml({"ggml_version": (TEXT, [])})
     version = library.ggml_version().decode("ascii", "replace") if library else "unknown"
     if version not in GGML_VERSIONS:
         return f"they know ggml {', '.join(GGML_VERSIONS)}, and this is {version}"
@@ -137,12 +142,6 @@ def _backend_libraries() -> Iterator[ctypes.CDLL]:
             yield ctypes.CDLL(info.dli_fname.decode())
 
 
-AMX_VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
-AMX = "AMX"  # the name of its buffer type in ggml
-
-_TRIAL = "ggufspec.llama.kernels_trial"
-
-
 @cache
 def leave_out_broken_amx() -> bool:
     """Before the first model is loaded: disable AMX if it does not work; true if disabled."""
@@ -177,13 +176,6 @@ def leave_out(name: str) -> None:
             i += 1
 
 
-WORKS, WRONG = "works", "wrong"  # the first word of the last line that a trial prints
-
-_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
-_WINDOWS_CRASH = 0xC0000000  # NTSTATUS codes of severity error
-_WORDS = "words"
-
-
 class Outcome(NamedTuple):
     """Whether kernels work, and the further words that the trial printed."""
 
@@ -197,13 +189,13 @@ def outcome(name: str, function: str, **facts: object) -> Outcome | None:
     facts: what the result depends on besides the processor and llama.cpp's build. Without a
     definite answer (no process could be started, a timeout), the next process tries again.
     """
-    key = {"about": name, "cpu": devices.cpu_name(), "build": build_files(), **facts}
+    key = {"about": name, **build_key(), **facts}
     if (known := profile_store.recall(key)) is None:
         if (found := _tried(name, function)) is None:
             return None
-        known = {WORKS: found.works, **({_WORDS: [*found.words]} if found.words else {})}
+        known = {WORKS: found.works, **({"words": [*found.words]} if found.words else {})}
         profile_store.remember(key, known)
-    return Outcome(known.get(WORKS) is True, [str(each) for each in known.get(_WORDS) or ()])
+    return Outcome(known.get(WORKS) is True, [str(each) for each in known.get("words") or ()])
 
 
 def tell(*words: str) -> None:
@@ -237,10 +229,10 @@ def find_buffer_type(name: str) -> tuple[ctypes._Pointer[ctypes.c_void_p], int] 
     return None
 
 
-def build_files() -> dict[str, list[int]]:
-    """The files of llama.cpp's libraries, by size and time."""
+def build_key() -> dict[str, object]:
+    """The processor, and the files of llama.cpp's libraries by size and time."""
     folder = Path(str(devices.libraries()[0]._name)).parent
-    return _files(sorted(folder.glob("*ggml*")))
+    return {"cpu": devices.cpu_name(), "build": _files(sorted(folder.glob("*ggml*")))}
 
 
 def extension_files() -> dict[str, list[int]]:

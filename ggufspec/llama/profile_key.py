@@ -101,18 +101,16 @@ def _model_key(model: Model) -> dict[str, object]:
         "fingerprint": fingerprint(model.path),
         "n_gpu_layers": model.n_gpu_layers,
     }
-    if model.kernels.types:
-        found["kernels"] = [*model.kernels.types]
-    if model.overrides:
-        found["overrides"] = [*map(str, model.overrides)]
-    if model.key_overrides:
-        found["override_kv"] = [*map(str, model.key_overrides)]
     if not model.repack:
         found["repack"] = False
-    if model.adapters:  # they change what is accepted, and what a pass costs
-        found["lora"] = [[fingerprint(each.path), each.scale] for each in model.adapters]
-    if devices := model.devices:
-        found["devices"] = [*devices]
-        if len(devices) > 1:
-            found["split"] = [*model.tensor_split]  # none: by free memory
-    return found
+    if len(model.devices) > 1:
+        found["split"] = [*model.tensor_split]  # none: by free memory
+    lists: dict[str, list[object]] = {
+        "kernels": [*model.kernels.types],
+        "overrides": [*map(str, model.overrides)],
+        "override_kv": [*map(str, model.key_overrides)],
+        # They change what is accepted, and what a pass costs.
+        "lora": [[fingerprint(each.path), each.scale] for each in model.adapters],
+        "devices": [*model.devices],
+    }
+    return found | {name: each for name, each in lists.items() if each}
