@@ -200,10 +200,8 @@ def speedup(costs: CostModel, acceptance: float, n_draft: int) -> float:
 
 def best_length(costs: CostModel, acceptance: float) -> tuple[int, float]:
     """The best draft length and its speed-up; (0, 1.0) if plain decoding is fastest."""
-    lengths = range(1, costs.n_most)
-    best = max(lengths, key=lambda n: speedup(costs, acceptance, n), default=0)
-    found = speedup(costs, acceptance, best) if best else 1.0
-    return (best, found) if found > 1 else (0, 1.0)
+    best = max(range(costs.n_most), key=lambda n: speedup(costs, acceptance, n))
+    return best, speedup(costs, acceptance, best)
 
 
 def break_even_acceptance(costs: CostModel, n_draft: int) -> float | None:

@@ -25,12 +25,10 @@ if sys.platform != "win32":
 
 CACHE_VARIABLE = "GGUFSPEC_CACHE"
 
-# (platform, purpose): (environment variable with the folder, else the folder below home).
+# By platform and purpose: (environment variable with the folder, else the folder below home).
 _FOLDERS = {
-    ("win32", "cache"): ("LOCALAPPDATA", "AppData/Local"),
-    ("win32", "config"): ("APPDATA", "AppData/Roaming"),
-    ("darwin", "cache"): ("", "Library/Caches"),
-    ("darwin", "config"): ("", "Library/Application Support"),
+    "win32": {"cache": ("LOCALAPPDATA", "AppData/Local"), "config": ("APPDATA", "AppData/Roaming")},
+    "darwin": {"cache": ("", "Library/Caches"), "config": ("", "Library/Application Support")},
 }
 _XDG_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "config": ("XDG_CONFIG_HOME", ".config")}
 _SUFFIX = ".ggufspec-tmp"
@@ -70,7 +68,7 @@ def default_cache_dir() -> Path:
 def platform_folder(purpose: str) -> Path:
     """The user's folder for "cache" or "config". Raises RuntimeError without a home folder."""
     # platformdirs would accept a relative XDG_CACHE_HOME, and use a folder "~" without a home.
-    variable, usual = _FOLDERS.get((sys.platform, purpose)) or _XDG_FOLDERS[purpose]
+    variable, usual = _FOLDERS.get(sys.platform, _XDG_FOLDERS)[purpose]
     chosen = Path(os.environ.get(variable, ""))
     return chosen if chosen.is_absolute() else Path.home() / usual
 
