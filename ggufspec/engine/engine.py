@@ -81,9 +81,7 @@ class Engine:
         Raises PromptError, OptionError, DecodeError, ClosedError.
         """
         with self.stream(prompt, **options) as stream:
-            for _ in stream:
-                pass
-        return stream.completion
+            return stream.finish()
 
     def chat(
         self,

@@ -34,6 +34,8 @@ _MOST_AHEAD, _SECONDS_AWAY = 2, 0.1
 # A waiting thread looks again after this many seconds, and one without a slot, when no text can be
 # advanced: usually it is woken before.
 _SECONDS_ASLEEP, _SECONDS_BETWEEN = 0.05, 0.002
+# Before a pass, the threads that have just taken a chunk have this share of its seconds to return.
+_SHARE_AWAITED, _SECONDS_DOZING = 0.05, 0.0001
 # A prompt that is k tokens shorter goes first if it arrives less than k times this many seconds
 # later. A large model on a CPU takes about this long for a token.
 _SECONDS_OVERTAKEN = 0.03
@@ -47,6 +49,7 @@ class _Wanted:
     """A generation, and when a thread last asked for it (`asked_at`)."""
 
     is_waiting: bool = True
+    to_end: bool = False  # it waits for the end of the text, not for the next chunk
     n_ahead: int = 0  # passes that advanced it since `asked_at`
     asked_at: float = field(default_factory=perf_counter)
     woken: Event = field(default_factory=Event)
@@ -66,6 +69,7 @@ class Scheduler:
         self._guard = Lock()  # of `_wanted`, which waiting threads change without the pair's lock
         self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
         self._is_computing = False  # a pass; stays true after Ctrl-C, so look at the lock, too
+        self._patience = 0.0
         has_flash = pair.target.options.flash_attention != "off"
         self._n_least = _LEAST_PIECE_FLASH if has_flash else _LEAST_PIECE
         # Maximum prompt tokens of a pass, beside other texts and alone.
@@ -88,32 +92,37 @@ class Scheduler:
         failed = [each for each in generations if each in self._failed] if self._failed else []
         return [(each, self._failed.pop(each)) for each in failed]
 
-    def advance(self, generation: Generation) -> None:
-        """Advance one generation, unless another thread has done so. Raises its error.
+    def advance(self, generation: Generation, *, to_end: bool = False) -> None:
+        """Advance one generation until it has a chunk, or `to_end`. Raises its error.
 
         The generations of other threads that wait in this method, or were in it just before, are
         advanced in the same pass.
         """
         if not generation.is_over:
-            self._wait_for(generation)
+            self._wait_for(generation, to_end)
         if (error := self._failed.pop(generation, None)) is not None:
             raise error
 
-    def _wait_for(self, generation: Generation) -> None:
+    def _wait_for(self, generation: Generation, to_end: bool) -> None:
         with self._guard:
             wanted = self._wanted.setdefault(generation, _Wanted())
         wanted.is_waiting, wanted.n_ahead, wanted.asked_at = True, 0, perf_counter()
+        wanted.to_end = to_end
         lock, has_computed = self._pair.lock.held(), False
         try:
-            while not self._has_news(generation):
+            while not self._has_news(generation, wanted):
                 wanted.woken.clear()
                 if self._is_computing and lock.locked():  # that thread wakes this one afterwards
                     wanted.woken.wait(_SECONDS_ASLEEP)
                     continue
+                is_alone = len(self._wanted) == 1
+                if not is_alone:
+                    self._await_others()
                 with lock:
-                    if self._has_news(generation):
+                    if self._has_news(generation, wanted):
                         break
-                    has_computed = self._advance([generation, *self._others([generation])])
+                    others = () if is_alone else self._others([generation])
+                    has_computed = self._advance([generation, *others])
                 self._wake(1)
                 if not has_computed:
                     wanted.woken.wait(_SECONDS_BETWEEN)
@@ -122,22 +131,35 @@ class Scheduler:
             if has_computed:
                 self._wake(0)
 
-    def _has_news(self, generation: Generation) -> bool:
-        return bool(generation.chunks) or generation.is_over or generation in self._failed
+    def _await_others(self) -> None:
+        """Sleep until the threads that have just left with a chunk are back, if that is soon.
+
+        What they do in Python beside a pass would take a processor from it.
+        """
+        until = perf_counter() + self._patience
+        while any(
+            not wanted.is_waiting and until - wanted.asked_at < 2 * self._patience
+            for _, wanted in self._listed()
+        ):
+            sleep(_SECONDS_DOZING)
+            if perf_counter() > until:
+                return
+
+    def _has_news(self, generation: Generation, wanted: _Wanted) -> bool:
+        has_chunk = not wanted.to_end and bool(generation.chunks)
+        return has_chunk or generation.is_over or generation in self._failed
 
     def _wake(self, n_computing: int) -> None:
         """Wake threads whose texts have chunks, and if none is computing, one to do so."""
-        listed = self._listed()
-        for generation, wanted in listed:
+        if len(self._wanted) < 2:
+            return
+        for generation, wanted in self._listed():
             if not wanted.is_waiting:
                 continue
-            if (has_news := self._has_news(generation)) or not n_computing:
+            if (has_news := self._has_news(generation, wanted)) or not n_computing:
                 wanted.woken.set()
                 n_computing += not has_news
-        if len(listed) > 1:
-            sleep(
-                0
-            )  # lets a thread that waits for the lock have it, such as one that closes a text
+        sleep(0)  # lets a thread that waits for the lock have it, such as one that closes a text
 
     def _listed(self) -> list[tuple[Generation, _Wanted]]:
         with self._guard:
@@ -158,14 +180,14 @@ class Scheduler:
 
     def _advance(self, generations: Sequence[Generation]) -> bool:
         """Advance what can be advanced; false if all generations wait for a slot."""
-        self._is_computing = True
+        self._is_computing, start = True, perf_counter()
         alive = [each for each in dict.fromkeys(generations) if not each.is_over]
         for generation, scored in self._scored(self._asks(alive)):
             try:
                 generation.answer(scored)
             except Exception as error:  # the other generations go on
                 self._failed[generation] = error
-        self._is_computing = False
+        self._is_computing, self._patience = False, _SHARE_AWAITED * (perf_counter() - start)
         return len([1 for each in alive if each.has_begun]) > 0
 
     def write_all(self, generations: Iterable[Generation]) -> list[Completion]:

@@ -22,16 +22,24 @@ class Stream(Iterator[Chunk]):
         self._chunks = generation.chunks
 
     def __next__(self) -> Chunk:
-        while not self._chunks:
-            was_over = self._generation.is_over
-            try:
-                self._scheduler.advance(self._generation)
-            except BaseException:  # such as Ctrl-C
-                self._generation.close()
-                raise
-            if was_over:
-                raise StopIteration
+        if not self._chunks:
+            self._advance()
+        if not self._chunks:
+            raise StopIteration
         return self._chunks.popleft()
+
+    def finish(self) -> Completion:
+        """Write the text to its end, without its chunks. Raises what `generate` raises."""
+        self._advance(to_end=True)
+        self._chunks.clear()
+        return self.completion
+
+    def _advance(self, *, to_end: bool = False) -> None:
+        try:
+            self._scheduler.advance(self._generation, to_end=to_end)
+        except BaseException:  # such as Ctrl-C
+            self._generation.close()
+            raise
 
     @property
     def completion(self) -> Completion:
