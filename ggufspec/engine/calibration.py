@@ -9,6 +9,7 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.engine.pair import Pair
 from ggufspec.llama.context import Context
+from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import measured
 from ggufspec.llama.vocab_map import VocabMap
 
@@ -85,3 +86,4 @@ def _measure(
         vocab_map=vocab_map,
     )
     profile.settle(costs)
+    end_threads()  # `serve` calibrates in another thread than it writes texts

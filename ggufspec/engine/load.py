@@ -29,6 +29,7 @@ from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
+from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.vocab_map import VocabMap, map_of
 from ggufspec.models.adapters import adapters_of
 from ggufspec.models.head_facts import MTP, HeadFacts
@@ -218,6 +219,7 @@ def load(
     except BaseException:
         servers.close()
         raise
+    end_threads()  # texts may be written in another thread
     try:
         add_texts(engine.pair, texts, progress)
     except BaseException:

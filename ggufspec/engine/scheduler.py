@@ -17,6 +17,7 @@ from ggufspec.engine.pair import Pair
 from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import PreparedScore
+from ggufspec.llama.threadpool import end_threads
 
 _MOST_WAITED = 0.4  # maximum seconds of a pass with a prompt's piece, beside other texts
 # The same without other texts: Ctrl-C waits that long, and if there are several slots, a new text.
@@ -130,6 +131,8 @@ class Scheduler:
             wanted.is_waiting, wanted.asked_at = False, perf_counter()
             if has_computed:
                 self._wake(0)
+                if len(self._wanted) > 1 or generation.is_over:
+                    end_threads()
 
     def _await_others(self) -> None:
         """Sleep until the threads that have just left with a chunk are back, if that is soon.
@@ -211,6 +214,7 @@ class Scheduler:
         finally:
             for generation in writing:
                 generation.close()
+            end_threads()
 
     def _asks(self, alive: Sequence[Generation]) -> Asks:
         """The Asks of the next pass: rounds of texts, and pieces of prompts beside them."""

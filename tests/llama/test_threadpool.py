@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import permutations
 from pathlib import Path
@@ -177,3 +178,22 @@ def test_a_fork_has_threads_of_its_own(model: Model) -> None:
         assert in_child_of_a_fork(context.close) == "None"
         assert in_child_of_a_fork(fresh) == expected
         assert str(logits(context)) == expected
+
+
+@linux
+@pytest.mark.skipif(threadpool.are_needed(), reason="this build of llama.cpp has no OpenMP")
+def test_a_thread_that_has_written_a_text_keeps_none_of_openmp(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "model.gguf")
+    with ThreadPoolExecutor(1) as other:
+        other.submit(time.time).result()
+        before = threads()
+        with ggufspec.load(path, n_ctx=64, n_threads=3, tuned=False, n_slots=2) as engine:
+            assert comes_true(lambda: threads() <= before), "loading has computed"
+            with engine.stream(TOKENS, max_tokens=8) as stream:
+                next(stream)
+                assert len(threads() - before) == 2, "they stay for the next pass"
+                other.submit(engine.generate, TOKENS, max_tokens=8).result()
+                stream.finish()
+            assert comes_true(lambda: threads() <= before)
+            engine.generate_batch([TOKENS, TOKENS], max_tokens=8)
+            assert comes_true(lambda: threads() <= before)
