@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import load_options as loading
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.exits import DIFFERENCE
-from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, NOT_NEGATIVE, gathered, option
-from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli import DIFFERENCE, load_options, render, shared
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars
+from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, gathered, only, option
 from ggufspec.cli.text_settings import audited_options, conditions, with_file_sampling
 from ggufspec.common import defaults
 from ggufspec.common.prompts import TEXTS, read_prompts
@@ -25,7 +20,7 @@ if TYPE_CHECKING:
     from ggufspec.audit.report import Sequences
 
 
-@click.command(name="audit", cls=SectionedCommand)
+@click.command(name="audit", cls=shared.SectionedCommand)
 @gathered(
     "pair",
     shared.target_option(),
@@ -47,8 +42,7 @@ if TYPE_CHECKING:
         "Draft length: tokens drafted per round; auto drafts fewer tokens, so the same number of "
         "texts is weaker evidence.",
     ),
-    shared.tree_option,
-    shared.verify_option,
+    *only(shared.DRAFTING, "tree", "verify"),
     option(
         "--runs n_runs",
         "Number of texts of each kind, plain and speculative; prompts are used in rotation.",
@@ -77,7 +71,7 @@ if TYPE_CHECKING:
     shared.seed_option,
 )
 @audited_options
-@loading.load_options
+@load_options.load_options
 @shared.json_option
 @shared.verbose_option
 def command(
@@ -102,11 +96,10 @@ def command(
     if prompt_file is not None:
         found = read_prompts(prompt_file, TEXTS)
         prompts = [prompt.turns[0] for prompt in found]
-    shared.show_log(verbose)
     from ggufspec.audit import PROMPTS, AuditOptions, audit
 
     settings = AuditOptions(**audited, options=options)  # type: ignore[arg-type]
-    load_settings |= {**shared.room_for(settings.n_draft), **pair.further}
+    load_settings |= pair.load_settings(settings.n_draft)
     paths = pair.find()
     with load_with_bars(*paths, load_settings) as engine, late_bars() as bars:
         own = with_file_sampling(settings.options, engine.file_sampling, verbose=verbose)

@@ -15,13 +15,17 @@ import click
 from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan, LocalProcess, StartWorker
-from ggufspec.cli import options as shared
-from ggufspec.cli import render, text_settings
-from ggufspec.cli.exits import ERROR, INTERRUPTED
-from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, gathered, option
-from ggufspec.cli.progress import LateBars, late_bars
-from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli import ERROR, INTERRUPTED, render, shared, text_settings
+from ggufspec.cli.loading import LateBars, PairOptions, late_bars
+from ggufspec.cli.parameters import (
+    AT_LEAST_1,
+    COUNT,
+    NOT_NEGATIVE,
+    PATH,
+    POSITIVE,
+    gathered,
+    option,
+)
 from ggufspec.common.facts import plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, read_prompts
@@ -33,7 +37,7 @@ from ggufspec.models.header import read_header
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # options that do not change texts
 
 
-@click.command(name="batch", cls=SectionedCommand)
+@click.command(name="batch", cls=shared.SectionedCommand)
 @click.argument("prompt_file", metavar="PROMPTS", type=PATH)
 @option(
     "-o --output",
@@ -94,7 +98,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # options that do no
 @option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
 @option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
 @text_settings.text_options(shared.max_tokens_option)
-@text_settings.load_options
+@text_settings.load_options_with_texts
 @option(
     "-v --verbose",
     "Show on stderr which process runs which prompt, and llama.cpp's log.",
@@ -128,7 +132,6 @@ def command(
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --resume
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf --num-processes 16 --cluster auto
     """
-    text_settings.checked(settings)
     if planned["chat"] is False and planned["system"] is not None:
         raise click.UsageError("--system needs the chat template; leave --no-chat or --system out")
     if retry_failed and not resume:
@@ -139,7 +142,7 @@ def command(
         raise click.UsageError(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
-    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
+    load_settings |= pair.load_settings(settings["n_draft"])
     if pair.draft is None:
         text_settings.check_needs_no_draft(settings)
     if address is not None:

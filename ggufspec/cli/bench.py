@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import load_options as loading
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.options import AT_LEAST_1, COUNT, DRAFT_LENGTH, FILE, NOT_NEGATIVE, TREE, option
-from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sections import SectionedGroup
+from ggufspec.cli import INTERRUPTED, load_options, render, shared
+from ggufspec.cli.loading import late_bars, load_with_bars
+from ggufspec.cli.parameters import AT_LEAST_1, COUNT, FILE, NOT_NEGATIVE, option
+from ggufspec.cli.shared import DRAFT_LENGTH, TREE
 from ggufspec.cli.text_settings import sampling_options_beside_temperature
 from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, format_bytes, write_file
@@ -55,11 +52,10 @@ def _listed(kind: click.ParamType[Any], what: str) -> Callable[..., tuple[Any, .
 
 
 def _expanded(part: str) -> Sequence[str]:
-    first, dash, last = part.partition("-")
-    values: Sequence[str] = ()
-    if dash and first.isdecimal() and last.isdecimal() and len(first + last) < 6:
-        values = [str(n) for n in range(int(first), int(last) + 1)]
-    return values or [part]
+    first, _, last = part.partition("-")
+    if first.isdecimal() and last.isdecimal() and len(part) <= 6:
+        return [str(n) for n in range(int(first), int(last) + 1)] or [part]
+    return [part]
 
 
 _format_option = option(
@@ -70,7 +66,7 @@ _format_option = option(
 )
 
 
-@click.group(cls=SectionedGroup, invoke_without_command=True)
+@click.group(cls=shared.SectionedGroup, invoke_without_command=True)
 @option(
     "--preset",
     "A known experiment with its own models, prompts and table: see above.",
@@ -167,8 +163,8 @@ _format_option = option(
     type=FILE,
 )
 @sampling_options_beside_temperature
-@loading.load_options
-@shared.verbose_option
+@load_options.load_options
+@shared.log_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -180,7 +176,6 @@ def command(
     resume: bool,
     form: str,
     load_settings: dict[str, Any],
-    verbose: bool,
     **given: Any,
 ) -> int:
     """Measure plain and speculative decoding in alternation, with confidence intervals.
@@ -210,7 +205,6 @@ def command(
         raise click.UsageError("--resume needs the file to continue: name it with --json")
     if context.invoked_subcommand is not None:
         return 0
-    shared.show_log(verbose)
     from ggufspec.bench.run import n_left
     from ggufspec.cli.bench_jobs import BenchOptions, jobs_of
 
@@ -339,7 +333,12 @@ def _print(preset: str | None, title: str, results: BenchResults, form: str, n_l
 
     render.tolerate_letters()
     made, published = tables_of(preset, results)
-    head = f"{title}.\n{_circumstances(results)}"
+    machine, memory = results.machine, ""
+    gpus = ", ".join(map(str, machine.get("gpus", ()))) or "no GPU"
+    if peak := results.memory.get("peak_rss_bytes"):
+        memory = f"; peak memory {format_bytes(peak)}"
+    packages = f"llama-cpp-python {results.versions.get('llama-cpp-python', '?')}"
+    head = f"{title}.\n{machine.get('cpu', '?')}, {gpus}; {packages}{memory}."
     warnings = [f"Warning: {each}." for each in warnings_of(results, n_left)]
     if form == "csv":
         blocks = [_shown(table, form) for table in made]
@@ -349,15 +348,6 @@ def _print(preset: str | None, title: str, results: BenchResults, form: str, n_l
         blocks = [head, *(_shown(table, form) for table in [*made, *published])]
         blocks += ["\n".join(warnings)] if warnings else []
     render.echo("\n\n".join(blocks))
-
-
-def _circumstances(results: BenchResults) -> str:
-    machine = results.machine
-    gpus = ", ".join(map(str, machine.get("gpus", ()))) or "no GPU"
-    peak = results.memory.get("peak_rss_bytes")
-    memory = f"; peak memory {format_bytes(peak)}" if peak else ""
-    packages = f"llama-cpp-python {results.versions.get('llama-cpp-python', '?')}"
-    return f"{machine.get('cpu', '?')}, {gpus}; {packages}{memory}."
 
 
 def _shown(table: Table, form: str) -> str:

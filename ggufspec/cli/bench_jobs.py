@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from ggufspec.bench.experiment import (
     PRESETS,
     Experiment,
     Preset,
-    PresetPair,
     baseline_contenders,
     contenders,
     own_prompts,
@@ -26,15 +25,8 @@ from ggufspec.bench.llama_server import LlamaCppProgram
 from ggufspec.bench.records import BenchResults, Contender
 from ggufspec.bench.run import PairBenchmark
 from ggufspec.bench.tables import Table, general
-from ggufspec.cli import render
-from ggufspec.cli.names import PairOptions
-from ggufspec.cli.text_settings import (
-    flag_of,
-    is_on_command_line,
-    refuse_without_draft,
-    was_given,
-    with_file_sampling,
-)
+from ggufspec.cli import render, text_settings
+from ggufspec.cli.loading import PairOptions
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
@@ -43,7 +35,7 @@ from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
-from ggufspec.errors import GgufspecError, PromptError
+from ggufspec.errors import PromptError
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, read_draft
 from ggufspec.models.named_shape import estimated_shape
@@ -162,7 +154,9 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     own = file_sampling(read_header(target).values)
     if options.temperatures:
         own.options.pop("temperature", None)
-    competing = _contenders(options, with_file_sampling(options.sampling, own, verbose=True))
+    competing = _contenders(
+        options, text_settings.with_file_sampling(options.sampling, own, verbose=True)
+    )
     # By default all texts have the same length, unless a constraint ends them.
     is_constrained = any(competing[0].options.get(name) is not None for name in CONSTRAINTS)
     usual = Experiment(competing, own_prompts(), _N_RUNS, _N_TOKENS, ignore_eos=not is_constrained)
@@ -173,26 +167,35 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         title = what[0].upper() + what[1:]
     else:
         title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
-    load = {**options.load_settings, **pair.further, **_room(experiment, options)}
-    jobs = [
-        PairBenchmark(*paths, _able(experiment.of_pair(name), paths), name, load=load)
-        for name, paths in pairs.items()
-    ]
-    return jobs, title
+    load = {**options.load_settings, **pair.load_settings()}
+    return [_job(experiment, load, paths, name) for name, paths in pairs.items()], title
 
 
-def _able(experiment: Experiment, paths: tuple[Path, DraftFile | None]) -> Experiment:
-    """The experiment without contenders that the draft does not support: a head cannot write text
-    alone, nor draft in stages."""
+def _job(
+    experiment: Experiment,
+    load: Mapping[str, Any],
+    paths: tuple[Path, DraftFile | None],
+    pair: str,
+    labels: tuple[str, str] = ("", ""),
+) -> PairBenchmark:
+    """The job of a pair: with room for its drafts, without contenders that it does not support.
+
+    A head cannot write text alone, nor draft in stages.
+    """
     target, draft = paths
-    if draft is None or read_draft(read_header(target), draft)[1] is None:
-        return experiment
-    able = [
-        each
-        for each in experiment.contenders
-        if each.model != "draft" and each.options.get("drafter") != "staged"
-    ]
-    return replace(experiment, contenders=able)
+    competing = experiment.of_pair(pair).contenders
+    lengths = [each.options.get("n_draft") for each in competing]
+    least = defaults.N_DRAFT_FIXED if load["exact"] else defaults.N_DRAFT_MAX
+    room = max([least, *(n for n in lengths if isinstance(n, int))])
+    if draft is not None and read_draft(read_header(target), draft)[1] is not None:
+        competing = [
+            each
+            for each in competing
+            if each.model != "draft" and each.options.get("drafter") != "staged"
+        ]
+    own = replace(experiment, contenders=competing)
+    load = {**load, "n_draft_max": room}
+    return PairBenchmark(target, draft, own, pair, *labels, load=load)
 
 
 def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contender]:
@@ -220,7 +223,7 @@ def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contend
 
 
 def _check_needs_no_draft(options: BenchOptions) -> None:
-    refuse_without_draft()
+    text_settings.refuse_without_draft()
     needs = None
     if options.preset is not None and options.preset != "staged":
         needs = f"--preset {options.preset}"
@@ -236,56 +239,48 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
 
 def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     name = options.preset or ""
-    files = [f"{each}_file" for each in options.sampling]  # constraints from files
-    for given_name in filter(is_on_command_line, [*_OF_CONTENDERS, *options.sampling, *files]):
+    constraints = [f"{each}_file" for each in options.sampling]
+    its_own = [*_OF_CONTENDERS, *options.sampling, *constraints]
+    for other in filter(text_settings.is_on_command_line, its_own):
         raise click.UsageError(
-            f"--preset {name} sets {flag_of(given_name)} itself; leave one of them out"
+            f"--preset {name} sets {text_settings.flag_of(other)} itself; leave one of them out"
         )
     chosen = PRESETS[name]
-    given = options.of_experiment()
+    experiment = replace(chosen.experiment, **options.of_experiment())
     # Options that the user gives replace the preset's settings.
-    preset_load = {each: value for each, value in chosen.load.items() if not was_given(each)}
-    further = options.pair.further
+    own = {key: value for key, value in chosen.load.items() if not text_settings.was_given(key)}
+    load = {**options.load_settings, **own, **options.pair.load_settings()}
 
-    def job(paths: tuple[Path, DraftFile | None], labels: tuple[str, str]) -> PairBenchmark:
-        pair = " / ".join(filter(None, labels))
-        experiment = replace(chosen.experiment.of_pair(pair), **given)
-        load = {**options.load_settings, **preset_load, **further, **_room(experiment, options)}
-        return PairBenchmark(*paths, _able(experiment, paths), pair, *labels, load=load)
+    def job(paths: tuple[Path, DraftFile | None], target: str, draft: str) -> PairBenchmark:
+        return _job(
+            experiment, load, paths, " / ".join(filter(None, (target, draft))), (target, draft)
+        )
 
     if options.pair.target is not None:
         jobs = []
         for own_name, paths in options.pair.find_each().items():
             draft_name = own_name or (Path(paths[1]).name if paths[1] else "")
-            jobs.append(job(paths, (plain(paths[0].name), plain(draft_name))))
+            jobs.append(job(paths, plain(paths[0].name), plain(draft_name)))
         return jobs, f"{name}, on the given pair{'s' if len(jobs) > 1 else ''}"
-    here = [(pair, found) for pair in chosen.pairs if (found := _located(pair)) is not None]
-    _report_missing(chosen, [pair for pair in chosen.pairs if pair not in dict(here)])
-    if here:
-        jobs = [job(found, (pair.target_label, pair.draft_label)) for pair, found in here]
+    files = {name: locate(name) for pair in chosen.pairs for name in (pair.target, pair.draft)}
+    _report_missing(chosen, [name for name, found in files.items() if found is None])
+    jobs = [
+        job((target[0], draft[0]), pair.target_label, pair.draft_label)
+        for pair in chosen.pairs
+        if (target := files[pair.target]) and (draft := files[pair.draft])
+    ]
+    if jobs:
         return jobs, chosen.about.rstrip(".")
     stand_in, its_draft = options.pair.find()
-    jobs = []
     for is_own_draft in dict.fromkeys(pair.target == pair.draft for pair in chosen.pairs):
-        draft, label = (stand_in, "itself") if is_own_draft else (its_draft, "its draft")
-        jobs.append(job((stand_in, draft), ("stand-in", label)))
+        paths = (stand_in, stand_in if is_own_draft else its_draft)
+        jobs.append(job(paths, "stand-in", "itself" if is_own_draft else "its draft"))
     return jobs, f"{name}, NOT on the models that it names, but on {_about_stand_in(options.pair)}"
 
 
-def _located(pair: PresetPair) -> tuple[Path, Path] | None:
-    """The files of a pair if both are on this machine."""
-    try:
-        target, draft = locate(pair.target), locate(pair.draft)
-    except GgufspecError:
-        return None  # a replaced registry may lack these names
-    return (target[0], draft[0]) if target and draft else None
-
-
-def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
+def _report_missing(chosen: Preset, names: Sequence[str]) -> None:
     registry = load_registry()
-    for name in dict.fromkeys(name for pair in pairs for name in (pair.target, pair.draft)):
-        if locate(name) is not None:
-            continue
+    for name in names:
         entry = registry.find(name)
         size = entry.size
         about = ""
@@ -317,11 +312,3 @@ def _prompts(options: BenchOptions) -> list[Prompt] | None:
         return None
     known = PRESETS[options.preset].experiment.prompts if options.preset else own_prompts()
     return spread(known, options.n_prompts)
-
-
-def _room(experiment: Experiment, options: BenchOptions) -> dict[str, Any]:
-    lengths = [each.options.get("n_draft") for each in experiment.contenders]
-    longest = max((n for n in lengths if isinstance(n, int)), default=0)
-    is_exact = options.load_settings["exact"]
-    least = defaults.N_DRAFT_FIXED if is_exact else defaults.N_DRAFT_MAX
-    return {"n_draft_max": max(longest, least)}

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import options as shared
-from ggufspec.cli import render, text_settings
-from ggufspec.cli.chat_input import Entry, Keyboard, piped_line, read_entry
-from ggufspec.cli.chat_messages import KEPT, AnswerForm, parts_of
-from ggufspec.cli.exits import ERROR
-from ggufspec.cli.names import PairOptions
+from ggufspec.cli import ERROR, chat_messages, render, shared, text_settings
+from ggufspec.cli.chat_messages import AnswerForm, Entry, Keyboard, read_entry
+from ggufspec.cli.loading import PairOptions
 from ggufspec.cli.run import Run, generate, loaded, report
-from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.facts import counted, json_object, plain
 from ggufspec.common.files import check_writable, format_bytes, write_file
 from ggufspec.common.reading import read_text
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
     from ggufspec.engine.message_forms import Message
 
-_COMMANDS = {  # argument and help text of each command
+_COMMANDS = {  # argument and help text of each command; Chat has a method for each
     "help": ("", "list the commands"),
     "system": ("TEXT", "replace the system message; without TEXT, remove it"),
     "file": ("PATH", "put the text of a file in the next message"),
@@ -54,12 +50,12 @@ _FULL = (
 )
 
 
-@click.command(name="chat", cls=SectionedCommand)
+@click.command(name="chat", cls=shared.SectionedCommand)
 @shared.pair_options
 @shared.system_option
 @text_settings.chat_template_option
 @text_settings.text_options(shared.max_tokens_option, shared.seed_option)
-@text_settings.load_options
+@text_settings.load_options_with_texts
 @shared.color_option
 @shared.explaining_option
 def command(
@@ -80,12 +76,11 @@ def command(
       ggufspec chat --target large.gguf --draft small.gguf
       ggufspec chat --target large.gguf --draft auto --system "Answer briefly." --temp 0.7
     """
-    text_settings.checked(settings)
     if chat_template is not None:
         load_settings["chat_template"] = chat_template
     if pair.draft is None:
         text_settings.check_needs_no_draft(settings)
-    given = {name: settings[name] for name in KEPT if text_settings.was_given(name)}
+    given = {name: settings[name] for name in chat_messages.KEPT if text_settings.was_given(name)}
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, _, settings):
         chat = Chat(engine, system or "", settings, given, color=color, verbose=verbose)
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -124,7 +119,9 @@ def _follow(chat: Chat) -> int:
     code = 0
     while not chat.is_over:
         try:
-            if (run := chat.take(read_entry(piped_line))) is not None and run.interrupted:
+            if (
+                run := chat.take(read_entry(chat_messages.piped_line))
+            ) is not None and run.interrupted:
                 raise KeyboardInterrupt
         except EOFError:
             break
@@ -158,7 +155,7 @@ class Chat:
         self._messages: list[Message] = []
         self._files: list[str] = []  # texts of /file, for the next message
         self._last: Run | None = None
-        self._set_system(system)
+        self._system(system)
         self._options = text_settings.checked({**settings})
         engine.check(self._options)
         self._form = AnswerForm(engine, is_free=self._options.constraint_grammar is None)
@@ -167,34 +164,15 @@ class Chat:
 
     def take(self, entry: Entry) -> Run | None:
         """Execute a command, or answer a message. Raises GgufspecError, KeyboardInterrupt."""
-        text = entry.text
-        match entry.command:
-            case None if text.strip():
-                return self._answer(text)
-            case None:
-                pass
-            case "help":
-                self._help()
-            case "system":
-                self._set_system(text)
-            case "file":
-                self._add_file(_path(text))
-            case "undo":
-                self._undo()
-            case "save":
-                self._save(_path(text))
-            case "load":
-                self._load(_path(text))
-            case "stats":
-                self._switch_stats()
-            case "exit":
-                self.is_over = True
-            case unknown:
-                known = ", ".join(f"/{name}" for name in _COMMANDS)
-                raise PromptError(
-                    f"there is no command /{unknown}; there are {known}. A message that begins "
-                    "with a slash needs a blank before it"
-                )
+        if entry.command is None:
+            return self._answer(entry.text) if entry.text.strip() else None
+        if entry.command not in _COMMANDS:
+            known = ", ".join(f"/{name}" for name in _COMMANDS)
+            raise PromptError(
+                f"there is no command /{entry.command}; there are {known}. A message that begins "
+                "with a slash needs a blank before it"
+            )
+        getattr(self, f"_{entry.command}")(entry.text)
         return None
 
     def _answer(self, text: str) -> Run:
@@ -233,29 +211,31 @@ class Chat:
             render.note(f"the answer was cut: the context of {n_tokens:,} tokens is full; {_FULL}")
         return run
 
-    def _help(self) -> None:
+    def _help(self, _: str) -> None:
         for name, (argument, text) in _COMMANDS.items():
             render.echo(f"{f'/{name} {argument}':<14}{text}", err=True)
         render.echo(_HELP, err=True)
 
-    def _set_system(self, text: str) -> None:
+    def _system(self, text: str) -> None:
         rest = [message for message in self._messages if message["role"] != "system"]
         messages = [*([{"role": "system", "content": text}] if text else []), *rest]
         self._check(messages)
         self._messages = messages
 
-    def _add_file(self, path: Path) -> None:
+    def _file(self, argument: str) -> None:
+        path = _path(argument)
         text = read_text(path, "the file")
         self._files.append(f"{path.name}:\n{text}\n\n")
         _say(f"{counted(len(text), 'character')} of {path} will be in the next message")
 
-    def _undo(self) -> None:
+    def _undo(self, _: str) -> None:
         if not self._messages or self._messages[-1]["role"] != "assistant":
             raise PromptError("there is no question to drop")
         self._messages = self._messages[:-2]
         _say(f"dropped; {counted(self._n_answers, 'answer')} left")
 
-    def _save(self, path: Path) -> None:
+    def _save(self, argument: str) -> None:
+        path = _path(argument)
         document = {"messages": self._messages, "sampling": plain(self._changed)}
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         check_writable(path)
@@ -269,10 +249,11 @@ class Chat:
             size = format_bytes(found.n_bytes)
             _say(f"{_cells_of(path)}: KV caches ({size}), which /load restores")
 
-    def _load(self, path: Path) -> None:
+    def _load(self, argument: str) -> None:
+        path = _path(argument)
         document = json_object(read_text(path, "the chat"))
         try:
-            messages, sampling = parts_of(document or {})
+            messages, sampling = chat_messages.parts_of(document or {})
             self._check(messages)
             changed = {**sampling, **self._given}
             options = text_settings.checked({**self._settings, **changed})
@@ -289,11 +270,14 @@ class Chat:
             except SessionError as error:
                 _say(f"the chat must be read again: {error}")
 
-    def _switch_stats(self) -> None:
+    def _stats(self, _: str) -> None:
         self._has_stats = not self._has_stats
         _say(f"statistics after each answer: {'on' if self._has_stats else 'off'}")
         if self._has_stats and self._last is not None:
             report(self._engine, self._last, color=self._color, verbose=self._verbose)
+
+    def _exit(self, _: str) -> None:
+        self.is_over = True
 
     def _check(self, messages: list[Message]) -> None:
         """Raise PromptError if the template cannot render the messages with a further question."""

@@ -15,25 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, TimedText, verdict
-from ggufspec.cli import load_options as loading
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
+from ggufspec.cli import INTERRUPTED, load_options, render, shared, text_settings
 from ggufspec.cli.demo import WARM_UP_TOKENS
-from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, NOT_NEGATIVE, option
-from ggufspec.cli.progress import late_bars, load_with_bars
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars
+from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, option
 from ggufspec.cli.run import prompt_of, read_prompt
-from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import (
-    check_needs_no_draft,
-    checked,
-    conditions,
-    flag_of,
-    text_options,
-    was_given,
-    with_file_sampling,
-)
 from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, write_file
 
@@ -53,10 +39,10 @@ _PROMPT = '"My dear Watson," said Holmes,'
 _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
-@click.command(name="compare", cls=SectionedCommand)
+@click.command(name="compare", cls=shared.SectionedCommand)
 @shared.pair_or_embedded_options(f"{shared.LOOKUP}; {shared.SEVERAL}")
 @shared.prompt_options
-@text_options(
+@text_settings.text_options(
     option(
         "-n --n-predict max_tokens",
         "Maximum tokens to generate with each of the two.",
@@ -65,7 +51,7 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
     ),
     shared.seed_option,
 )
-@loading.load_options
+@load_options.load_options
 @option(
     "--speed",
     "Speed of the replay, relative to the race; 0: show only the end.",
@@ -112,22 +98,22 @@ def command(
         raise click.BadParameter(f"{speed} is not a speed; give a number", param_hint="--speed")
     _check_contenders(pair, settings)
     if record is not None:
-        from ggufspec.cli.race_record import check_recordable
+        from ggufspec.cli.race_view import check_recordable, recording
 
         check_recordable(record)
         check_writable(record)
-    shared.show_log(verbose)
     if pair.target is None:
-        usual = {name: value for name, value in _EMBEDDED.items() if not was_given(name)}
+        usual = {
+            name: value for name, value in _EMBEDDED.items() if not text_settings.was_given(name)
+        }
         settings |= {**usual, "ignore_eos": True}
     if settings["seed"] is None:
         settings["seed"] = secrets.randbits(32)
-    checked(settings)
-    text = _PROMPT
-    if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
-        text = read_prompt(asked)
+    text_settings.checked(settings)
+    is_given = pair.target is not None or {asked["prompt"], asked["prompt_file"]} != {None}
+    text = read_prompt(asked) if is_given else _PROMPT
     pairs = pair.find_each()
-    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
+    load_settings |= pair.load_settings(settings["n_draft"])
     races: dict[str, Race] = {}  # by the draft's name; "" for a single draft
     steps: dict[str, float] = {}  # milliseconds of a draft step
     given = settings
@@ -135,7 +121,9 @@ def command(
         if name:
             render.note(f"draft {i} of {len(pairs)}: {name}")
         with load_with_bars(*paths, load_settings) as engine:
-            settings = with_file_sampling(given, engine.file_sampling, verbose=verbose)
+            settings = text_settings.with_file_sampling(
+                given, engine.file_sampling, verbose=verbose
+            )
             if name:
                 from ggufspec.engine.calibration import calibrate
 
@@ -143,17 +131,16 @@ def command(
                 steps[name] = 1e3 * engine.pair.profile.costs.step
             if not races:
                 render.echo(_ORDER, err=True)
-            races[name] = _run(engine, text, prompt_of(engine, text, asked), checked(settings))
+            prompt = prompt_of(engine, text, asked)
+            races[name] = _run(engine, text, prompt, text_settings.checked(settings))
     races = dict(sorted(races.items(), key=lambda each: -(each[1].speedup or 0.0)))
     best, race = next(iter(races.items()))
 
     if record is not None:
-        from ggufspec.cli.race_record import recording
-
         write_file(record, recording(race, record, speed or 1.0))
         render.note(f"the race is in {record}")
     if as_json:
-        under = conditions(pairs[best], {**settings, **load_settings})
+        under = text_settings.conditions(pairs[best], {**settings, **load_settings})
         document = {**_document(race), **under}
         if steps:
             document["ranking"] = _ranking(races, steps)
@@ -172,12 +159,12 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
     pair.check()
     if pair.target is None:
         return
-    for name in filter(was_given, ("size", "cache_dir")):
+    for name in filter(text_settings.was_given, ("size", "cache_dir")):
         raise click.UsageError(
-            f"{flag_of(name)} is for the embedded pair: leave it or --target out"
+            f"{text_settings.flag_of(name)} is for the embedded pair: leave it or --target out"
         )
     if pair.draft is None:
-        check_needs_no_draft(settings)
+        text_settings.check_needs_no_draft(settings)
         if settings["drafter"] == "model":
             raise click.UsageError("--drafter model needs a draft model: name one with --draft")
 
@@ -189,10 +176,8 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
     contenders = {PLAIN: replace(options, drafter="none"), named: options}
     for name, own in contenders.items():
         warm_up = replace(own, max_tokens=min(WARM_UP_TOKENS, own.max_tokens or WARM_UP_TOKENS))
-        _run_lane(engine, prompt, warm_up, name, f"{name}, warming up")
-    plain, speculative = (
-        _run_lane(engine, prompt, own, name, name) for name, own in contenders.items()
-    )
+        _run_lane(engine, prompt, f"{name}, warming up", warm_up)
+    plain, speculative = (_run_lane(engine, prompt, *each) for each in contenders.items())
     temperature, divergence = options.sampling.effective_temperature, None
     if temperature == 0 and plain.tokens != speculative.tokens:
         from ggufspec.engine import greedy
@@ -203,9 +188,7 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
     return Race(text, plain, speculative, temperature, divergence)
 
 
-def _run_lane(
-    engine: Engine, prompt: str | list[int], options: CheckedOptions, name: str, label: str
-) -> Lane:
+def _run_lane(engine: Engine, prompt: str | list[int], name: str, options: CheckedOptions) -> Lane:
     came = []
     n_tokens, shown_at = 0, -math.inf
     # No progress bar: its thread would take time from the generation.
@@ -217,18 +200,18 @@ def _run_lane(
             for chunk in stream:
                 at = perf_counter()
                 bars.close()
-                came.append((at - start, chunk))
+                came.append((at, chunk))
                 n_tokens += len(chunk.tokens)
                 if counts and at - shown_at >= _COUNT_EVERY:
                     shown_at = at
-                    _overwrite(f"{label}: {n_tokens} of {options.max_tokens} tokens")
+                    _overwrite(f"{name}: {n_tokens} of {options.max_tokens} tokens")
         finally:
             if counts:
                 _overwrite("")
     done = stream.completion
-    since = done.stats.seconds.prompt
+    began = start + done.stats.seconds.prompt
     pieces = tuple(
-        TimedText(max(at - since, 0.0), chunk.text, len(chunk.tokens), any(chunk.drafted))
+        TimedText(max(at - began, 0.0), chunk.text, len(chunk.tokens), any(chunk.drafted))
         for at, chunk in came
     )
     return Lane(name, pieces, done.tokens, done.finish_reason, done.stats)
@@ -248,8 +231,7 @@ def _show(race: Race, speed: float, color: str) -> bool:
 
         return show(race, speed, color=render.wants_color(color, sys.stdout))
     for lane in race.lanes:
-        text = race.prompt + lane.text
-        render.echo(f"{lane.name}: {text}\n")
+        render.echo(f"{lane.name}: {race.prompt}{lane.text}\n")
     return False
 
 

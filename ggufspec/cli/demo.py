@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, gathered, option
+from ggufspec.cli import INTERRUPTED, render, shared
+from ggufspec.cli.loading import PairOptions
+from ggufspec.cli.parameters import AT_LEAST_1, COUNT, NOT_NEGATIVE, gathered, only, option
 from ggufspec.cli.run import generate
-from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import checked
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling_options import Sampling
@@ -38,11 +35,11 @@ WARM_UP_TOKENS: Final = 16
 _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
 
 
-@click.command(name="demo", cls=SectionedCommand)
+@click.command(name="demo", cls=shared.SectionedCommand)
 @shared.size_option
 @gathered(
     "settings",
-    shared.draft_n_option,
+    *only(shared.DRAFTING, "n_draft"),
     option(
         "-n --n-predict max_tokens",
         "Tokens to generate for each prompt.",
@@ -62,7 +59,7 @@ _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
 @shared.cache_dir_option
 @shared.color_option
 @shared.json_option
-@shared.verbose_option
+@shared.log_option
 def command(
     size: str,
     settings: dict[str, Any],
@@ -71,7 +68,6 @@ def command(
     cache_dir: Path | None,
     color: str,
     as_json: bool,
-    verbose: bool,
 ) -> int:
     """Watch a large model generate faster with a small draft model, without a download.
 
@@ -83,23 +79,24 @@ def command(
     from ggufspec.engine.greedy import compare
     from ggufspec.engine.load import load
 
-    shared.show_log(verbose)
-    target, draft = PairOptions(None, None, True, size, cache_dir).find()
+    pair = PairOptions(None, None, True, size, cache_dir)
+    target, draft = pair.find()
     settings |= {**_SAMPLING, "ignore_eos": True}
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-    pairs: list[tuple[Stats, Stats]] = []  # plain, speculative
+    texts: dict[str, list[Stats]] = {"plain": [], "speculative": []}
     greedy, interrupted = None, False
-    room = shared.room_for(settings["n_draft"])
+    room = pair.load_settings(settings["n_draft"])
     with load(target, draft, n_threads=n_threads, n_remembered=0, cache_ram=0, **room) as engine:
         try:
             _both(engine, {**settings, "max_tokens": WARM_UP_TOKENS}, PROMPTS[0], None, "")
             for run in range(runs):
                 for prompt in PROMPTS:
                     seeded = {**settings, "seed": settings["seed"] + run}
-                    plain, speculative = _both(engine, seeded, prompt, writer, "")
-                    pairs.append((plain.stats, speculative.stats))
+                    for mode, text in _both(engine, seeded, prompt, writer, "").items():
+                        texts[mode].append(text.stats)
             cold = {**settings, "temperature": 0.0}
-            plain, speculative = _both(engine, cold, GREEDY_PROMPT, writer, " at temperature 0")
+            greedy_texts = _both(engine, cold, GREEDY_PROMPT, writer, " at temperature 0")
+            plain, speculative = greedy_texts.values()
             both = plain.tokens, speculative.tokens
             found = compare(engine, engine.tokenize(GREEDY_PROMPT), *both, checked(cold))
             greedy = {"prompt": GREEDY_PROMPT, "text": plain.text, "same_text": found is None}
@@ -107,9 +104,14 @@ def command(
             verdict = f"the texts differ {found.reason}" if found else "both wrote the same text"
         except KeyboardInterrupt:
             interrupted = True
-    if pairs:
+    if texts["plain"]:
+        rates = [[stats.tokens_per_second for stats in each] for each in texts.values()]
+        ratios = [fast / slow for slow, fast in zip(*rates, strict=True) if slow > 0]
         document = {
-            **_measured(pairs),
+            "rows": [_row(mode, stats) for mode, stats in texts.items()],
+            "speedup": median(ratios),
+            "speedup_spread": [min(ratios), max(ratios)],
+            "n_texts": len(texts["plain"]),
             "greedy": greedy,
             "stand_in": _stand_in(size, target),
             "settings": {**settings, "runs": runs},
@@ -130,9 +132,9 @@ def _both(
     prompt: str,
     writer: render.TextWriter | None,
     how: str,
-) -> tuple[Completion, Completion]:
+) -> dict[str, Completion]:
     """Continues a prompt with plain, then speculative decoding. Raises KeyboardInterrupt."""
-    found = []
+    found = {}
     for mode, drafter in (("plain", "none"), ("speculative", None)):
         if writer is not None:
             writer.heading(f"{mode}{how}: ", prompt)
@@ -141,24 +143,8 @@ def _both(
             render.echo(f"[{render.stats_line(run.completion.stats)}]\n", err=True)
         if run.interrupted:
             raise KeyboardInterrupt
-        found.append(run.completion)
-    plain, speculative = found
-    return plain, speculative
-
-
-def _measured(pairs: Sequence[tuple[Stats, Stats]]) -> dict[str, Any]:
-    plain, speculative = zip(*pairs, strict=True)
-    ratios = [
-        fast.tokens_per_second / slow.tokens_per_second
-        for slow, fast in pairs
-        if slow.tokens_per_second > 0
-    ]
-    return {
-        "rows": [_row("plain", plain), _row("speculative", speculative)],
-        "speedup": median(ratios),
-        "speedup_spread": [min(ratios), max(ratios)],
-        "n_texts": len(pairs),
-    }
+        found[mode] = run.completion
+    return found
 
 
 def _stand_in(size: str, target: Path) -> dict[str, Any]:

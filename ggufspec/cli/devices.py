@@ -9,9 +9,7 @@ from typing import Any
 
 import click
 
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli import render, shared
 from ggufspec.common import child
 from ggufspec.common.facts import json_object
 from ggufspec.common.files import format_bytes
@@ -20,7 +18,7 @@ from ggufspec.errors import LibraryError
 _N_SHOWN = 5  # lines to show of a driver's output
 
 
-@click.command(name="devices", cls=SectionedCommand)
+@click.command(name="devices", cls=shared.SectionedCommand)
 @shared.json_option
 def command(as_json: bool) -> None:
     """Show what llama.cpp can run on, what it was built with, and what it lacks.

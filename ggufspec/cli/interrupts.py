@@ -10,7 +10,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from ggufspec.cli.exits import INTERRUPTED
+from ggufspec.cli import INTERRUPTED
 
 if TYPE_CHECKING:
     import socket

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import click
 
-from ggufspec.cli.options import AT_LEAST_1, COUNT, POSITIVE, Option, OrAuto, gathered, option
+from ggufspec.cli.parameters import AT_LEAST_1, COUNT, POSITIVE, Option, OrWord, gathered, option
 from ggufspec.common import defaults
 
 _LAYERS = click.IntRange(min=defaults.ALL_LAYERS)
+_GPU_LAYERS = OrWord(click.INT, {"auto": "auto", "all": defaults.ALL_LAYERS})
 
 
-class _OrAll(OrAuto):
-    """Type of an option: a number of layers, auto or all."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return defaults.ALL_LAYERS if value == "all" else super().convert(value, param, ctx)
+def _parts(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (value or "").split(",")))
 
 
 def context_option_of(default: str) -> Option:
@@ -29,61 +26,7 @@ def context_option_of(default: str) -> Option:
     )
 
 
-context_draft_option = option(
-    "-cd --ctx-size-draft n_ctx_draft",
-    "Context size of a draft model, to save memory: it reads only the first and the newest tokens "
-    "of a longer text.  [default: the target's]",
-    type=AT_LEAST_1,
-)
-
 context_option = context_option_of(f"at most {defaults.N_CTX}")
-
-
-type_k_option, type_v_option = (
-    option(
-        f"-ct{name} --cache-type-{name} type_{name}",
-        f"Type of the {name.upper()} cache: {', '.join(defaults.KV_TYPES)}.",
-        type=click.Choice(defaults.KV_TYPES),
-        metavar="TYPE",
-        default=defaults.KV_TYPE,
-    )
-    for name in "kv"
-)
-
-rpc_option = option(
-    "--rpc rpc",
-    "llama.cpp RPC servers that compute layers of the target, like GPUs. They have no "
-    "authentication: use them only in a network that you trust.",
-    metavar="HOST:PORT,...",
-    callback=lambda context, option, value: _servers(value),
-)
-
-n_threads_option = option(
-    "-t --threads n_threads",
-    "Threads for the target.  [default: from tune, or one per core]",
-    type=AT_LEAST_1,
-)
-
-n_threads_draft_option = option(
-    "-td --threads-draft n_threads_draft",
-    "Threads for the draft.  [default: from tune, or as the target; 1 if tiny]",
-    type=AT_LEAST_1,
-)
-
-n_gpu_layers_option = option(
-    "-ngl --gpu-layers n_gpu_layers",
-    "Layers of the target on GPUs, counting the output layer; -1 or all: all; auto: the number "
-    "with the best predicted speed that fits free memory.",
-    type=_OrAll(click.INT),
-    default=defaults.N_GPU_LAYERS,
-)
-
-n_gpu_layers_draft_option = option(
-    "-ngld --gpu-layers-draft n_gpu_layers_draft",
-    "Layers of the draft on its GPU; values as for --gpu-layers.",
-    type=_OrAll(click.INT),
-    default=defaults.N_GPU_LAYERS,
-)
 
 
 def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
@@ -95,9 +38,7 @@ def _override_options(end: str, short: str, whose: str) -> tuple[Option, ...]:
             f"Buffer type, such as CPU, for tensors of the {whose} whose names match a regular "
             "expression (without commas).",
             metavar="PATTERN=TYPE,...",
-            default="",
-            callback=lambda context, option, value: tuple(filter(None, value.split(","))),
-            show_default=False,
+            callback=_parts,
         ),
         option(
             f"-cmoe{short} --cpu-moe{end} n_cpu_moe{in_name}",
@@ -130,65 +71,80 @@ def _lora_option(end: str, short: str, whose: str) -> Option:
     )
 
 
-lora_option = _lora_option("", "--lora-scaled ", "target")  # llama.cpp has a name for each form
-lora_draft_option = _lora_option("-draft", "", "draft")
-
-ROPE = (
-    option(
-        "--rope-scaling",
-        "Scaling of positions, for a context longer than in training.  [default: from the file, or "
-        "linear]",
-        type=click.Choice(("none", "linear", "yarn")),
-    ),
-    option("--rope-scale", "Factor by which the context grows.", type=POSITIVE, metavar="X"),
-    option("--rope-freq-base", "Base frequency of positions.", type=POSITIVE, metavar="X"),
-    option("--rope-freq-scale", "1 / --rope-scale.", type=POSITIVE, metavar="X"),
-    option(
-        "--yarn-orig-ctx",
-        "Context size in training, for yarn.  [default: from the file]",
-        type=AT_LEAST_1,
-        metavar="N",
-    ),
-)
-
 LOAD = (
-    lora_option,
-    lora_draft_option,
-    context_draft_option,
+    _lora_option("", "--lora-scaled ", "target"),  # llama.cpp has a name for each form
+    _lora_option("-draft", "", "draft"),
+    option(
+        "-cd --ctx-size-draft n_ctx_draft",
+        "Context size of a draft model, to save memory: it reads only the first and the newest "
+        "tokens of a longer text.  [default: the target's]",
+        type=AT_LEAST_1,
+    ),
     option(
         "-b --batch-size n_batch",
         "Prompt tokens per batch, for target and draft.  [default: from tune, or "
         f"{defaults.N_BATCH}]",
         type=AT_LEAST_1,
     ),
-    n_threads_option,
-    n_threads_draft_option,
-    n_gpu_layers_option,
-    n_gpu_layers_draft_option,
+    option(
+        "-t --threads n_threads",
+        "Threads for the target.  [default: from tune, or one per core]",
+        type=AT_LEAST_1,
+    ),
+    option(
+        "-td --threads-draft n_threads_draft",
+        "Threads for the draft.  [default: from tune, or as the target; 1 if tiny]",
+        type=AT_LEAST_1,
+    ),
+    option(
+        "-ngl --gpu-layers n_gpu_layers",
+        "Layers of the target on GPUs, counting the output layer; -1 or all: all; auto: the number "
+        "with the best predicted speed that fits free memory.",
+        type=_GPU_LAYERS,
+        default=defaults.N_GPU_LAYERS,
+    ),
+    option(
+        "-ngld --gpu-layers-draft n_gpu_layers_draft",
+        "Layers of the draft on its GPU; values as for --gpu-layers.",
+        type=_GPU_LAYERS,
+        default=defaults.N_GPU_LAYERS,
+    ),
     *_override_options("", "", "target"),
     *_override_options("-draft", "d", "draft"),
     option(
         "-ts --tensor-split tensor_split",
         "Proportions of the target's layers per GPU, such as 3,1.  [default: by free memory]",
-        default="",
         metavar="N,N...",
         callback=lambda context, option, value: _shares(value),
-        show_default=False,
     ),
     option(
         "-mg --main-gpu main_gpu",
         "GPU for the draft.  [default: the one with the best predicted speed]",
         type=COUNT,
     ),
-    rpc_option,
+    option(
+        "--rpc rpc",
+        "llama.cpp RPC servers that compute layers of the target, like GPUs. They have no "
+        "authentication: use them only in a network that you trust.",
+        metavar="HOST:PORT,...",
+        callback=lambda context, option, value: _servers(value),
+    ),
     option(
         "-fa --flash-attn flash_attention",
         "Flash attention; auto: the faster choice on CPUs, measured once, else llama.cpp's.",
         type=click.Choice(["auto", "on", "off"]),
         default=defaults.FLASH_ATTENTION,
     ),
-    type_k_option,
-    type_v_option,
+    *(
+        option(
+            f"-ct{name} --cache-type-{name} type_{name}",
+            f"Type of the {name.upper()} cache: {', '.join(defaults.KV_TYPES)}.",
+            type=click.Choice(defaults.KV_TYPES),
+            metavar="TYPE",
+            default=defaults.KV_TYPE,
+        )
+        for name in "kv"
+    ),
     option(
         "--exact",
         "Use passes of one size (--draft-n or 3, plus 1), so that greedy text is identical with "
@@ -212,11 +168,23 @@ LOAD = (
         "--override-kv",
         "Replace values of the target's header; TYPE is int, float, bool or str.",
         metavar="KEY=TYPE:VALUE,...",
-        default="",
-        callback=lambda context, option, value: tuple(filter(None, value.split(","))),
-        show_default=False,
+        callback=_parts,
     ),
-    *ROPE,
+    option(
+        "--rope-scaling",
+        "Scaling of positions, for a context longer than in training.  [default: from the file, or "
+        "linear]",
+        type=click.Choice(("none", "linear", "yarn")),
+    ),
+    option("--rope-scale", "Factor by which the context grows.", type=POSITIVE, metavar="X"),
+    option("--rope-freq-base", "Base frequency of positions.", type=POSITIVE, metavar="X"),
+    option("--rope-freq-scale", "1 / --rope-scale.", type=POSITIVE, metavar="X"),
+    option(
+        "--yarn-orig-ctx",
+        "Context size in training, for yarn.  [default: from the file]",
+        type=AT_LEAST_1,
+        metavar="N",
+    ),
 )
 load_options = gathered("load_settings", context_option, *LOAD)
 
@@ -234,7 +202,7 @@ def _adapters(given: tuple[str, ...]) -> tuple[tuple[str, float], ...]:
     return tuple(found)
 
 
-def _shares(value: str) -> tuple[float, ...]:
+def _shares(value: str | None) -> tuple[float, ...]:
     if not value:
         return ()
     from ggufspec.common import validate

@@ -11,8 +11,7 @@ import sys
 import click
 
 from ggufspec import __version__
-from ggufspec.cli import render
-from ggufspec.cli.exits import CLOSED_PIPE, ERROR, INTERRUPTED, USAGE
+from ggufspec.cli import CLOSED_PIPE, ERROR, INTERRUPTED, USAGE, render
 from ggufspec.cli.interrupts import end_at_interrupt, end_at_second_interrupt
 from ggufspec.common.facts import visible
 from ggufspec.errors import GgufspecError, OptionError
@@ -67,7 +66,6 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit."""
     _open_closed_streams()
     try:
         end_at_second_interrupt()
@@ -84,7 +82,7 @@ def main() -> None:
 
 
 def run() -> int:
-    """Run the command line. Returns the exit code, see `exits`."""
+    """Run the command line. Returns the exit code."""
     try:
         result = cli.main(prog_name="ggufspec", standalone_mode=False)
         sys.stdout.flush()

@@ -11,11 +11,9 @@ from typing import Any
 
 import click
 
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.exits import DIFFERENCE
-from ggufspec.cli.options import option
-from ggufspec.cli.progress import late_bars
+from ggufspec.cli import DIFFERENCE, render, shared
+from ggufspec.cli.loading import late_bars
+from ggufspec.cli.parameters import option
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
@@ -92,10 +90,9 @@ def show(name: str, as_json: bool) -> None:
     """Show registry entry, pairs and file header of a model."""
     registry = load_registry()
     named = parse(name, registry)
-    entry = named if isinstance(named, ModelEntry) else None
-    trim = named if isinstance(named, TrimEntry) else None
+    known = named if isinstance(named, (ModelEntry, TrimEntry)) else None
     paths = locate(name, registry)
-    if entry is None and trim is None and paths is None:
+    if known is None and paths is None:
         raise ModelError(
             f"{name} is neither on this machine nor registered: "
             f"`ggufspec models pull {name}` downloads it"
@@ -103,21 +100,19 @@ def show(name: str, as_json: bool) -> None:
     header = read_header(paths[0]) if paths else None
     if header is not None:
         check_no_adapter(header)
-    known = entry or trim
     pairs = registry.pairs_of(known.alias) if known else ()
     if as_json:
         document = {
-            "entry": entry and _entry_facts(entry, None),
-            "trim": trim and _trim_facts(trim),
+            "entry": _entry_facts(known, None) if isinstance(known, ModelEntry) else None,
+            "trim": _trim_facts(known) if isinstance(known, TrimEntry) else None,
             "pairs": [_pair_facts(pair) for pair in pairs],
             "header": header and _header_facts(header),
         }
         render.echo_json(document)
         return
-    parts = [_entry_text(entry)] if entry else [_trim_text(trim)] if trim else []
+    parts = [_known_text(known)] if known else []
     parts += map(_pair_text, pairs)
-    if header is not None:
-        parts.append(_header_text(header))
+    parts += [_header_text(header)] if header else []
     render.echo("\n\n".join(parts))
 
 
@@ -189,15 +184,14 @@ def verify(name: str) -> int:
     Their sha256 is computed again, and compared with the registry's or the hub's. Exit code 1 if a
     file is damaged.
     """
-    registry = load_registry()
-    named = parse(name, registry)
-    entry = named if isinstance(named, ModelEntry) else None
+    entry = parse(name, load_registry())
     paths = _here(name)
     is_damaged = False
     with late_bars() as bars:
         for i, digest in enumerate(hashes_of(paths, bars.download)):
             path = paths[i]
-            wanted = (entry.sha256_of(entry.files[i]) if entry else None) or _blob_sha256(path)
+            known = entry.sha256_of(entry.files[i]) if isinstance(entry, ModelEntry) else None
+            wanted = known or _blob_sha256(path)
             verdict = {None: "not compared, no sha256 is known for it", digest: "correct"}.get(
                 wanted, f"DAMAGED: the correct one is {wanted}"
             )
@@ -240,13 +234,13 @@ def _header_text(header: Header) -> str:
         "size": format_bytes(facts["n_bytes"]),
         "architecture": facts["architecture"],
         "parameters": f"{facts['n_params'] / 1e6:,.0f} M",
-        **({"origin": trim_text(facts["trim"])} if facts["trim"] else {}),
+        "origin": facts["trim"] and trim_text(facts["trim"]),
         "quantization": facts["quantization"],
         # A head is a draft, so it has no such row.
-        **({} if is_head(header) else {"weights": weights_note(facts["matrix_type"])}),
-        **({"experts": experts_note(*experts)} if (experts := experts_of(header))[0] else {}),
+        "weights": "" if is_head(header) else weights_note(facts["matrix_type"]),
+        "experts": experts_note(*experts) if (experts := experts_of(header))[0] else "",
         "layers": f"{len(layers)}, {span} each",
-        **({"head": facts["head"]} if facts["head"] else {}),
+        "head": facts["head"],
         "context": f"{facts['n_ctx']} tokens",
         "vocabulary": f"{facts['n_vocab']} tokens, fingerprint {facts['vocabulary']}",
         "chat template": "yes" if facts["chat_template"] else "no",
@@ -289,14 +283,11 @@ def _trim_facts(trim: TrimEntry) -> dict[str, Any]:
     return {"name": facts.pop("alias"), **facts, "command": trim.command, "cached": made}
 
 
-def _trim_text(trim: TrimEntry) -> str:
-    made = "yes" if trim.path.is_file() else "not yet"
-    return _lines({"name": trim.alias, "of": trim.of, "made": f"{made} (`{trim.command}`)"})
-
-
-def _entry_text(entry: ModelEntry) -> str:
+def _known_text(entry: ModelEntry | TrimEntry) -> str:
+    if isinstance(entry, TrimEntry):
+        made = "yes" if entry.path.is_file() else "not yet"
+        return _lines({"name": entry.alias, "of": entry.of, "made": f"{made} (`{entry.command}`)"})
     facts = _entry_facts(entry, None)
-    shape = entry.shape
     rows = {
         "name": entry.alias,
         "repository": f"https://huggingface.co/{entry.repo} at {entry.revision}",
@@ -307,15 +298,16 @@ def _entry_text(entry: ModelEntry) -> str:
         "checked": "yes" if entry.checked else f"no (`ggufspec models check {entry.alias}`)",
         "cached": facts["cached"] or f"no (`ggufspec models pull {entry.alias}`)",
     }
-    if shape is not None:
-        size = f"{shape.n_layers} layers of width {shape.n_embd}"
-        rows["architecture"] = f"{shape.architecture}, {size}"
-        rows["vocabulary"] = f"{shape.n_vocab} tokens, family {shape.vocabulary}"
-        rows["context"] = f"{shape.n_ctx} tokens"
+    if (shape := entry.shape) is not None:
+        layers = f"{shape.n_layers} layers of width {shape.n_embd}"
         gate = "; the original is gated" if shape.gated else ""
-        rows["licence"] = f"{shape.license or 'not known'}{gate}"
-        if shape.page:
-            rows["original"] = f"https://huggingface.co/{shape.page}"
+        rows |= {
+            "architecture": f"{shape.architecture}, {layers}",
+            "vocabulary": f"{shape.n_vocab} tokens, family {shape.vocabulary}",
+            "context": f"{shape.n_ctx} tokens",
+            "licence": f"{shape.license or 'not known'}{gate}",
+            "original": f"https://huggingface.co/{shape.page}" if shape.page else "",
+        }
     return _lines(rows)
 
 
@@ -341,5 +333,7 @@ def _blob_sha256(path: Path) -> str | None:
 
 
 def _lines(rows: dict[str, str]) -> str:
-    width = max(map(len, rows)) + 2
-    return "\n".join(f"{name:<{width}}{value}" for name, value in rows.items())
+    """A line for each row that has a value."""
+    shown = {name: value for name, value in rows.items() if value}
+    width = max(map(len, shown)) + 2
+    return "\n".join(f"{name:<{width}}{value}" for name, value in shown.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,12 +11,9 @@ from typing import Any
 
 import click
 
-from ggufspec.cli import load_options as loading
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
-from ggufspec.cli.options import SHARE, gathered, option
-from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli import load_options, render, shared
+from ggufspec.cli.loading import AUTO_DRAFT, proposed_draft
+from ggufspec.cli.parameters import SHARE, gathered, only, option
 from ggufspec.cli.text_settings import refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
@@ -57,7 +55,7 @@ def _bandwidth(value: str) -> int:
     return found
 
 
-@click.command(name="plan", cls=SectionedCommand)
+@click.command(name="plan", cls=shared.SectionedCommand)
 @shared.target_option()
 @shared.draft_option()
 @shared.draft_of_draft_option
@@ -89,35 +87,29 @@ def _bandwidth(value: str) -> int:
         metavar="SIZE",
         type=_bandwidth,
     ),
-    loading.rpc_option,
+    *only(load_options.LOAD, "rpc"),
 )
-@option(
-    "--acceptance",
-    "Acceptance rate of a drafted token, if all tokens before it were accepted.",
-    type=SHARE,
-    default=defaults.ACCEPTANCE,
+@gathered(
+    "wished",
+    option(
+        "--acceptance",
+        "Acceptance rate of a drafted token, if all tokens before it were accepted.",
+        type=SHARE,
+        default=defaults.ACCEPTANCE,
+    ),
+    shared.draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16."),
+    load_options.context_option,
+    *only(load_options.LOAD, "n_ctx_draft", "type_k", "type_v"),
 )
-@shared.draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
-@loading.context_option
-@loading.context_draft_option
-@loading.type_k_option
-@loading.type_v_option
-@loading.lora_option
-@loading.lora_draft_option
+@gathered("adapters", *only(load_options.LOAD, "lora", "lora_draft"))
 @shared.json_option
 def command(
     target: str,
     draft: str | None,
     draft_of_draft: str | None,
     hardware: dict[str, Any],
-    acceptance: float,
-    n_draft: int | str,
-    n_ctx: int | None,
-    n_ctx_draft: int | None,
-    type_k: str,
-    type_v: str,
-    lora: tuple[tuple[str, float], ...],
-    lora_draft: tuple[tuple[str, float], ...],
+    wished: dict[str, Any],
+    adapters: dict[str, tuple[tuple[str, float], ...]],
     as_json: bool,
 ) -> None:
     """Predict the speed of a pair for several placements of its layers. Loads no model.
@@ -139,53 +131,52 @@ def command(
     if draft is None:
         refuse_without_draft()
     shape, shape_draft = shapes_of_pair(target, draft)
-    if lora:
-        shape = adapted_shape(target, adapters_of("--lora", lora))
-    if lora_draft and draft is not None:
-        if draft == MTP or _is_head(draft):
+    writes_text = draft is not None and draft != MTP and not _is_head(draft)
+    if adapters["lora"]:
+        shape = adapted_shape(target, adapters_of("--lora", adapters["lora"]))
+    if adapters["lora_draft"] and draft is not None:
+        if not writes_text:
             raise click.UsageError("--lora-draft needs a draft model, and the draft is a head")
-        shape_draft = adapted_shape(draft, adapters_of("--lora-draft", lora_draft))
-    shape_below = None
+        shape_draft = adapted_shape(draft, adapters_of("--lora-draft", adapters["lora_draft"]))
+    shapes = {"target": shape, "draft": shape_draft}
     if draft_of_draft is not None:
-        if draft is None or draft == MTP or _is_head(draft):
+        if not writes_text:
             raise click.UsageError("--draft-of-draft needs a draft model: name it with --draft")
         if _is_head(draft_of_draft):
             raise click.UsageError(
                 f"{draft_of_draft} is a draft head; --draft-of-draft must be a model that can "
                 "write text by itself"
             )
-        shape_below = shape_of_name(draft_of_draft)
+        shapes["draft of the draft"] = shape_of_name(draft_of_draft)
     if shape_draft and abs(shape.n_vocab - shape_draft.n_vocab) > MAX_PADDING:
         render.note(
             f"the target has {shape.n_vocab:,} tokens, the draft {shape_draft.n_vocab:,}: it "
             "drafts only tokens that both have, so fewer are accepted (--acceptance)"
         )
     machine = _machine(shape, **hardware)
-    wishes = PlacementOptions(
-        n_ctx=n_ctx or (0 if n_ctx is None else shape.n_ctx_train),
-        n_ctx_draft=n_ctx_draft or 0,
-        type_k=type_k,
-        type_v=type_v,
-        n_draft=None if isinstance(n_draft, str) else n_draft,
-        acceptance=acceptance,
-        draft_of_draft=shape_below,
-    )
+    n_ctx, n_draft = wished["n_ctx"], wished["n_draft"]
+    wished |= {
+        "n_ctx": shape.n_ctx_train if n_ctx == 0 else n_ctx or 0,
+        "n_ctx_draft": wished["n_ctx_draft"] or 0,
+        "n_draft": None if isinstance(n_draft, str) else n_draft,
+    }
+    wishes = PlacementOptions(**wished, draft_of_draft=shapes.get("draft of the draft"))
     plans = alternatives(shape, shape_draft, machine, wishes)
     if as_json:
         document: dict[str, Any] = {
             whose: each and {"name": each.name, "n_layers": each.n_layers, "n_bytes": each.n_bytes}
-            for whose, each in _named(shape, shape_draft, shape_below)
+            for whose, each in shapes.items()
         }
         document |= {
             "machine": asdict(machine),
             "bandwidths": machine.bandwidths._asdict(),
-            "acceptance": acceptance,
+            "acceptance": wishes.acceptance,
             "plans": [{"way": name, **asdict(plan)} for name, plan in plans],
             "versions": render.versions(),
         }
         render.echo_json(document)
     else:
-        _print(plans, shape, shape_draft, shape_below, machine, acceptance, hardware["rpc"])
+        _print(plans, shapes, shape, machine, wishes.acceptance, hardware["rpc"])
         is_here = hardware["vram"] is None and not hardware["rpc"]
         if is_here and (paths := locate(target)) is not None:
             _print_kernels(paths[0], plans[0][1], shape)
@@ -194,13 +185,6 @@ def command(
 def _is_head(name: str) -> bool:
     paths = locate(name)
     return paths is not None and is_head(read_header(paths[0]))
-
-
-def _named(
-    target: ModelShape, draft: ModelShape | None, below: ModelShape | None
-) -> list[tuple[str, ModelShape | None]]:
-    found: list[tuple[str, ModelShape | None]] = [("target", target), ("draft", draft)]
-    return [*found, ("draft of the draft", below)] if below else found
 
 
 def _machine(
@@ -233,14 +217,13 @@ def _machine(
 
 def _print(
     plans: list[tuple[str, OffloadPlan]],
+    shapes: Mapping[str, ModelShape | None],
     target: ModelShape,
-    draft: ModelShape | None,
-    below: ModelShape | None,
     machine: Machine,
     acceptance: float,
     rpc: tuple[str, ...],
 ) -> None:
-    for whose, shape in _named(target, draft, below):
+    for whose, shape in shapes.items():
         if shape:
             about = "" if shape.is_exact else "about "
             render.echo(
@@ -256,7 +239,7 @@ def _print(
     ram = "" if machine.n_host_free is None else f"{format_bytes(machine.n_host_free)} free, "
     measured = "" if machine.host_bandwidth else " assumed (--ram-bandwidth)"
     render.echo(f"CPU: {ram}{_bytes_rate(machine.bandwidths.host)}{measured}")
-    if draft:
+    if draft := shapes["draft"]:
         source = "" if was_given("acceptance") else "; assumed (--acceptance)"
         render.echo(
             f"acceptance: {acceptance:.0%} of tokens, if those before were accepted{source}"

@@ -1,8 +1,12 @@
-"""Replays a race on a terminal, and prints its end."""
+"""Replays a race on a terminal; records it as an asciicast v2, or an SVG animated by CSS alone."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from io import StringIO
+from pathlib import Path
 from time import monotonic, sleep
 
 from rich.console import Console, Group, RenderableType
@@ -13,6 +17,7 @@ from rich.text import Text
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, state_at
 from ggufspec.common.facts import visible
+from ggufspec.errors import OptionError
 
 NARROW = 80  # cells; in narrower terminals the lanes are stacked
 _ABOUT = {PLAIN: "the target alone", SPECULATIVE: "with a draft", N_GRAMS: "no draft model"}
@@ -22,6 +27,18 @@ _ENDLESS = 1_000_000  # rows: the final output may scroll
 _BESIDE_TEXT = 4  # cells of a panel: two borders, two blanks
 _LANE_ROWS = 4  # of a lane, besides its text: two borders, the numbers, the bar
 _OTHER_ROWS = 2  # the prompt above, the legend below
+WIDTH, HEIGHT = 100, 28  # cells of a recording
+_TITLE = "ggufspec compare"
+_PER_SECOND = 20
+_MOST_FRAMES = {".svg": 80, ".cast": 1200}
+_MOST_BYTES = 500_000  # of an SVG; the number of frames is halved until it fits
+_LEAD_IN, _PAUSE = 0.8, 4.0  # seconds before and after the race; an SVG plays in a loop
+_PARTS = "{width}\0{height}\0translate({terminal_x},{terminal_y})\0{chrome}\0{styles}\0{matrix}"
+_TEXT = re.compile(r'<text class="(\S+)" ([^<>]*) clip-path="[^"]*">(.*?)</text>')
+_STYLE = (
+    "text{font:20px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
+    "@media (prefers-reduced-motion:reduce){*{animation:none!important}}"
+)
 
 
 def show(race: Race, speed: float, *, color: bool) -> bool:
@@ -30,10 +47,7 @@ def show(race: Race, speed: float, *, color: bool) -> bool:
     `color`: whether to send escape codes for styles. Returns whether the user interrupted the race.
     """
     console = Console(
-        file=sys.stdout,
-        highlight=False,
-        color_system="auto" if color else None,
-        no_color=not color,
+        file=sys.stdout, highlight=False, color_system="auto" if color else None, no_color=not color
     )
     interrupted = False
     try:
@@ -128,3 +142,90 @@ def _two_ends(left: Text, right: Text) -> Table:
     row.add_column(no_wrap=True, overflow="ellipsis", justify="right")
     row.add_row(left, right)
     return row
+
+
+def check_recordable(path: Path) -> None:
+    """Raise OptionError unless the suffix is .svg or .cast."""
+    if path.suffix.lower() not in _MOST_FRAMES:
+        raise OptionError(
+            f"cannot record to {path.name!r}: name a file with the suffix .svg or .cast"
+        )
+
+
+def recording(race: Race, path: Path, speed: float = 1.0) -> bytes:
+    """The content of the file `path`; with `speed` 2, it plays twice as fast."""
+    suffix = path.suffix.lower()
+    n_steps = 1 + int(min(race.seconds / speed * _PER_SECOND, _MOST_FRAMES[suffix]))
+    while True:
+        times = [race.seconds * i / n_steps for i in range(n_steps + 1)]
+        data = (_svg if suffix == ".svg" else _cast)(race, times, speed).encode()
+        if suffix == ".cast" or len(data) <= _MOST_BYTES or n_steps == 1:
+            return data
+        n_steps //= 2
+
+
+def _console() -> Console:
+    size = {"width": WIDTH, "height": HEIGHT}
+    how = {"record": True, "color_system": "standard", "force_terminal": True, "no_color": False}
+    return Console(file=StringIO(), highlight=False, legacy_windows=False, **size, **how)  # type: ignore[arg-type]
+
+
+def _cast(race: Race, times: list[float], speed: float) -> str:
+    """An asciicast: a header, then events [seconds, "o", output], which write the changed rows."""
+    console = _console()
+    events: list[tuple[float, str]] = []
+    before: list[str] = [""] * HEIGHT
+    start = "\x1b[?25l\x1b[2J"
+    for at in times:
+        console.print(picture(race, at, console, HEIGHT))
+        rows = console.export_text(styles=True).splitlines()
+        changed = (
+            f"\x1b[{i};1H\x1b[2K{row}"
+            for i, (row, old) in enumerate(zip(rows, before, strict=False), 1)
+            if row != old
+        )
+        events.append((at / speed, start + "".join(changed)))
+        before, start = rows, ""
+    events.append((race.seconds / speed + _PAUSE, f"\x1b[{len(before) + 1};1H\x1b[?25h"))
+    header = {"version": 2, "width": WIDTH, "height": HEIGHT, "title": _TITLE}
+    lines = [header, *([round(at, 3), "o", data] for at, data in events if data)]
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
+
+
+def _svg(race: Race, times: list[float], speed: float) -> str:
+    """An SVG with each piece of text once per run of frames; without animation, the last frame."""
+    console = _console()
+    frames_of: dict[str, list[int]] = {}
+    for i, at in enumerate(times):
+        console.print(picture(race, at, console, HEIGHT))
+        parts = console.export_svg(title=_TITLE, code_format=_PARTS, unique_id="r").split("\0")
+        width, height, origin, chrome, styles, matrix = parts
+        rules = dict(re.findall(r"\.(\S+) \{ (.*?) \}", styles))
+        for name, attributes, text in _TEXT.findall(matrix):
+            shown = text.replace("&#160;", "\u00a0")  # a shorter form
+            element = f'{attributes} style="{rules[name]}">{shown}</text>'
+            frames_of.setdefault(element, []).append(i)
+    loop = _LEAD_IN + race.seconds / speed + _PAUSE
+    starts = [0.0, *(100 * (_LEAD_IN + at / speed) / loop for at in times[1:]), 100.0]
+    animations, texts = {}, []
+    for element, frames in frames_of.items():
+        for first in (i for i in frames if i - 1 not in frames):
+            last = next(i for i in range(first, len(times)) if i + 1 not in frames)
+            name = f"k{first}-{last}"
+            end = "visible" if last == len(times) - 1 else "hidden"
+            before = "0%{visibility:hidden}" if first else ""
+            animations[name] = (
+                f".{name}{{visibility:{end};animation:{name} {loop:.2f}s step-end infinite}}"
+                f"@keyframes {name}{{{before}{starts[first]:.2f}%{{visibility:visible}}"
+                f"{starts[last + 1]:.2f}%{{visibility:{end}}}}}"
+            )
+            texts.append(f'<text class="{name}" {element}')
+    label = "" if race.speedup is None else f": {race.speedup:.2f} times as fast"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+            f'aria-label="Plain and speculative decoding side by side{label}">',
+            *("<style>", _STYLE, *animations.values(), "</style>", chrome),
+            *(f'<g transform="{origin}">', *texts, "</g>", "</svg>", ""),
+        ]
+    )

@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import options as shared
-from ggufspec.cli import render, text_settings
-from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import option
-from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli import INTERRUPTED, render, shared, text_settings
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars
+from ggufspec.cli.parameters import FILE, PATH, option
 from ggufspec.common.files import check_writable
 from ggufspec.common.reading import decoded, read_file, read_text
 from ggufspec.errors import PromptError
@@ -30,24 +26,24 @@ if TYPE_CHECKING:
     from ggufspec.models.heads import DraftFile
 
 
-@click.command(name="run", cls=SectionedCommand)
+@click.command(name="run", cls=shared.SectionedCommand)
 @shared.pair_options
 @shared.prompt_options
 @text_settings.chat_template_option
 @text_settings.text_options(shared.max_tokens_option, shared.seed_option)
-@text_settings.load_options
+@text_settings.load_options_with_texts
 @option(
     "--prediction",
     "File with a text that the answer may repeat, such as code before an edit. Tokens are drafted "
     "from it; it does not change the answer.",
-    type=shared.FILE,
+    type=FILE,
     metavar="FILE",
 )
 @option(
     "--prompt-cache",
     "File with the models' KV caches: restored if it exists, and saved at the end with prompt and "
     "text. A later prompt that begins with the saved text reads only the rest.",
-    type=shared.PATH,
+    type=PATH,
     metavar="FILE",
 )
 @option("--prompt-cache-ro", "Only restore the file of --prompt-cache.", is_flag=True)
@@ -79,7 +75,6 @@ def command(
       ggufspec run --target model-with-head.gguf --draft mtp --chat -p "Who was Napoleon?"
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
-    text_settings.checked(settings)
     if chat_template is not None:
         load_settings["chat_template"] = chat_template
         asked["chat"] = True
@@ -137,9 +132,8 @@ def loaded(
 
     Adds to `load_settings` the arguments that other options need. Raises GgufspecError, UsageError.
     """
-    shared.show_log(verbose)
     paths = pair.find()
-    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
+    load_settings |= pair.load_settings(settings["n_draft"])
     from ggufspec.llama import build
 
     with load_with_bars(*paths, load_settings) as engine:

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import load_options as loading
-from ggufspec.cli import options as shared
-from ggufspec.cli import render, text_settings
-from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, gathered, option
-from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli import INTERRUPTED, load_options, render, shared, text_settings
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars
+from ggufspec.cli.parameters import (
+    AT_LEAST_1,
+    COUNT,
+    NOT_NEGATIVE,
+    PATH,
+    POSITIVE,
+    gathered,
+    option,
+)
 from ggufspec.common import defaults
 from ggufspec.common.facts import LogFormatter, counted
 from ggufspec.common.reading import read_file
@@ -30,14 +33,22 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
-@click.command(name="serve", cls=SectionedCommand)
+@click.command(name="serve", cls=shared.SectionedCommand)
 @shared.pair_or_embedded_options()
 @text_settings.default_options
 @gathered(
     "load_settings",
-    loading.context_option_of("or less if memory is short"),
-    *loading.LOAD,
+    load_options.context_option_of("or less if memory is short"),
+    *load_options.LOAD,
     text_settings.draft_text_option,
+    text_settings.chat_template_option,
+    option(
+        "--slots n_slots",
+        "Number of texts generated at the same time in shared batches, and of conversations kept "
+        "in the cache; each takes the memory of a context (-c).",
+        type=click.IntRange(1, defaults.N_SLOTS_LIMIT),
+        default=defaults.SERVE_SLOTS,
+    ),
     option(
         "--remember n_remembered",
         "Draft from the latest N tokens of earlier texts; 0: none. A client can then guess from "
@@ -63,7 +74,6 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
         metavar="N",
     ),
 )
-@text_settings.chat_template_option
 @option(
     "--host",
     "Address to listen on; unless it is a loopback address, other machines can connect.",
@@ -82,71 +92,65 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     envvar="GGUFSPEC_API_KEY",
 )
 @option("--api-key-file", "Require one of the keys in this file, one per line.", type=PATH)
-@option(
-    "--cors-origin cors_origins",
-    "Allow web pages of this origin, such as http://localhost:3000; may be given several times.",
-    multiple=True,
+@gathered(
+    "served",
+    option(
+        "--cors-origin cors_origins",
+        "Allow web pages of this origin, such as http://localhost:3000; may be given several "
+        "times.",
+        multiple=True,
+    ),
+    option(
+        "--slot-save-path slot_folder",
+        "Folder in which clients can save and restore slots (POST /slots/ID).",
+        type=PATH,
+        metavar="FOLDER",
+    ),
+    option(
+        "--max-queue n_waiting_max",
+        "Requests that may wait; more are refused with status 429.",
+        type=COUNT,
+        default=defaults.SERVE_QUEUE,
+    ),
+    option(
+        "--timeout",
+        "Seconds that a request may take, including waiting.",
+        type=POSITIVE,
+        default=defaults.SERVE_TIMEOUT,
+    ),
+    option(
+        "--max-body n_body_bytes",
+        "Maximum bytes of a request.",
+        type=AT_LEAST_1,
+        default=defaults.SERVE_BODY,
+    ),
 )
 @option("--alias", "Name of the model in responses.  [default: its file name]")
-@option(
-    "--slots n_slots",
-    "Number of texts generated at the same time in shared batches, and of conversations kept "
-    "in the cache; each takes the memory of a context (-c).",
-    type=click.IntRange(1, defaults.N_SLOTS_LIMIT),
-    default=defaults.SERVE_SLOTS,
-)
-@option(
-    "--slot-save-path slot_folder",
-    "Folder in which clients can save and restore slots (POST /slots/ID).",
-    type=PATH,
-    metavar="FOLDER",
-)
-@option(
-    "--max-queue",
-    "Requests that may wait; more are refused with status 429.",
-    type=COUNT,
-    default=defaults.SERVE_QUEUE,
-)
-@option(
-    "--timeout",
-    "Seconds that a request may take, including waiting.",
-    type=POSITIVE,
-    default=defaults.SERVE_TIMEOUT,
-)
 @option(
     "--max-tokens n_tokens_max",
     "Limit on the max_tokens of requests.  [default: the size of the context]",
     type=AT_LEAST_1,
 )
-@option("--max-body", "Maximum bytes of a request.", type=AT_LEAST_1, default=defaults.SERVE_BODY)
 @option(
     "--grace",
     "Seconds for running requests to finish after SIGTERM or Ctrl-C.",
     type=NOT_NEGATIVE,
     default=defaults.SERVE_GRACE,
 )
-@option(
-    "-v --verbose",
-    "Show each request, tracebacks of internal errors, and llama.cpp's log on stderr.",
-    is_flag=True,
+@shared.verbose_option_of(
+    "Show each request, tracebacks of internal errors, and llama.cpp's log on stderr."
 )
 def command(
     pair: PairOptions,
     settings: dict[str, Any],
-    chat_template: str | None,
     load_settings: dict[str, Any],
+    served: dict[str, Any],
     host: str,
     port: int,
     api_key: str | None,
     api_key_file: Path | None,
-    cors_origins: tuple[str, ...],
     alias: str | None,
-    n_slots: int,
-    slot_folder: Path | None,
-    max_queue: int,
-    timeout: float,
     n_tokens_max: int | None,
-    max_body: int,
     grace: float,
     verbose: bool,
 ) -> int:
@@ -164,24 +168,21 @@ def command(
     if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
         raise OptionError("the server's packages are missing: pip install 'ggufspec[server]'")
     api_keys = _api_keys(api_key, api_key_file)
-    if slot_folder is not None and not slot_folder.is_dir():
-        raise OptionError(f"--slot-save-path {slot_folder} is no folder; make it first")
-    text_settings.checked(settings)
+    if (folder := served["slot_folder"]) is not None and not folder.is_dir():
+        raise OptionError(f"--slot-save-path {folder} is no folder; make it first")
     pair.check()
     if pair.target is not None and pair.draft is None:
         text_settings.check_needs_no_draft(settings)
-    shared.show_log(verbose)
     _show_own_log(verbose)
     from ggufspec.engine.calibration import calibrate_all
     from ggufspec.server.app import make_app
     from ggufspec.server.service import ServerOptions, make_service
     from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, bind, watchdog
 
-    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further, "n_slots": n_slots}
+    load_settings |= pair.load_settings(settings["n_draft"])
     is_fitted = load_settings["n_ctx"] is None
     if is_fitted:
         load_settings["n_ctx"] = "fit"
-    load_settings["chat_template"] = chat_template
     last_resort = watchdog(grace + 2 * AFTER_GRACE_SECONDS)
     with bind(host, port) as listening:
         target, draft = pair.find()
@@ -197,14 +198,10 @@ def command(
                 ServerOptions(
                     alias=alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
                     api_keys=api_keys,
-                    cors_origins=cors_origins,
                     hosts=_HOSTS if host in _LOOPBACK and not api_keys else None,
-                    n_waiting_max=max_queue,
                     max_tokens=n_tokens_max,
-                    n_body_bytes=max_body,
-                    timeout=timeout,
-                    slot_folder=slot_folder,
                     defaults=settings,  # type: ignore[arg-type]
+                    **served,
                 ),
             )
             server = GracefulServer(

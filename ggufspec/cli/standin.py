@@ -8,8 +8,8 @@ from time import monotonic
 import click
 
 from ggufspec.cli import render
-from ggufspec.cli.options import PATH, SHARE, option
-from ggufspec.cli.progress import late_bars
+from ggufspec.cli.loading import late_bars
+from ggufspec.cli.parameters import PATH, SHARE, option
 from ggufspec.common.files import format_bytes
 
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import load_options as loading
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.options import Command, Option, gathered, option
+from ggufspec.cli import load_options, render, shared
+from ggufspec.cli.parameters import PATH, Command, Number, Option, gathered, only, option
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
 from ggufspec.common.reading import read_text
@@ -39,7 +37,9 @@ def _biases(context: click.Context, option: click.Parameter, given: tuple[str, .
     return found
 
 
-def _names(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
+def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return defaults.SAMPLERS
     if names := tuple(name.strip() for name in text.split(";") if name.strip()):
         return names
     raise click.BadParameter("no sampler is named; give at least 'temperature'")
@@ -62,7 +62,7 @@ def _from_file(names: str, help_text: str, end: str = "") -> Option:
             return None
         return read_text(path, "the file", OptionError).rstrip(end)
 
-    return option(names, help_text, type=shared.PATH, callback=read)
+    return option(names, help_text, type=PATH, callback=read)
 
 
 draft_text_option = option(
@@ -73,7 +73,9 @@ draft_text_option = option(
     multiple=True,
     metavar="FILE",
 )
-load_options = gathered("load_settings", loading.context_option, *loading.LOAD, draft_text_option)
+load_options_with_texts = gathered(
+    "load_settings", load_options.context_option, *load_options.LOAD, draft_text_option
+)
 
 chat_template_option = _from_file(
     "--chat-template-file chat_template",
@@ -95,7 +97,7 @@ _FLAGS = {  # of options that are not named after their field
 
 def _sampler(name: str) -> Option:
     default, (least, most, above), text = NUMBERS[name]
-    kind: click.ParamType[Any] = shared.Number(least, most, min_open=above)
+    kind: click.ParamType[Any] = Number(least, most, min_open=above)
     if isinstance(default, int):
         kind = click.IntRange(None if least is None else int(least))
     elif least is None:
@@ -124,9 +126,7 @@ _SAMPLERS = (
     option(
         "--samplers",
         f"Samplers in their order, separated by ';'.  [default: {'; '.join(defaults.SAMPLERS)}]",
-        default=";".join(defaults.SAMPLERS),
         callback=_names,
-        show_default=False,
     ),
 )
 _CONSTRAINTS = (
@@ -155,16 +155,19 @@ _REFUSED = tuple(
 
 
 def _to_generate(**sampling: Any) -> dict[str, Any]:
-    """The options for `generate`, with constraints from files. Raises UsageError."""
+    """The options for `generate`, with constraints from files. Raises UsageError, OptionError."""
     from ggufspec.engine.options import CONSTRAINTS
 
     constraints = (name for each in CONSTRAINTS for name in (each, f"{each}_file"))
     given = [name for name in constraints if sampling.get(name) is not None]
     if len(given) > 1:
         raise click.UsageError(f"{' and '.join(map(flag_of, given))} were given; give one of them")
-    in_files = {name: sampling[name] for name in given if name.endswith("_file")}
-    found = {name: value for name, value in sampling.items() if not name.endswith("_file")}
-    return found | {name.removesuffix("_file"): text for name, text in in_files.items()}
+    for name in [name for name in sampling if name.endswith("_file")]:
+        text = sampling.pop(name)
+        if text is not None:
+            sampling[name.removesuffix("_file")] = text
+    checked(sampling)
+    return sampling
 
 
 _OF_DRAFT_MODELS = (
@@ -185,9 +188,10 @@ default_options = gathered(
     shared.seed_option,
     *_REFUSED,
     *shared.SHIFT,
+    make=_to_generate,
 )
 audited_options = gathered(
-    "options", shared.draft_temperature_option, *_SAMPLING, make=_to_generate
+    "options", *only(shared.DRAFTING, "draft_temperature"), *_SAMPLING, make=_to_generate
 )
 
 

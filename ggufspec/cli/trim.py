@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import load_options as loading
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.exits import ERROR
-from ggufspec.cli.names import find_model
-from ggufspec.cli.options import PATH, option
-from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli import ERROR, load_options, render, shared
+from ggufspec.cli.loading import find_model, late_bars, load_with_bars
+from ggufspec.cli.parameters import PATH, gathered, only, option
 from ggufspec.common.files import format_bytes
 from ggufspec.common.reading import read_text
 from ggufspec.models.trim_facts import numbers_of, ranges
@@ -38,7 +33,7 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
     raise click.BadParameter(f"{value!r} is neither {wanted}, auto nor all")
 
 
-@click.command(name="trim", cls=SectionedCommand)
+@click.command(name="trim", cls=shared.SectionedCommand)
 @click.argument("draft", metavar="MODEL")
 @option(
     "-o --output",
@@ -81,12 +76,12 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
     metavar="FILE",
     multiple=True,
 )
-@loading.n_threads_option
-@loading.n_threads_draft_option
-@loading.n_gpu_layers_option
-@loading.n_gpu_layers_draft_option
+@gathered(
+    "placed",
+    *only(load_options.LOAD, "n_threads", "n_threads_draft", "n_gpu_layers", "n_gpu_layers_draft"),
+)
 @shared.json_option
-@shared.verbose_option
+@shared.log_option
 def command(
     draft: str,
     output: Path | None,
@@ -97,12 +92,8 @@ def command(
     layers: tuple[int, ...] | int | str | None,
     type_: str | None,
     texts: Sequence[Path],
-    n_threads: int | None,
-    n_threads_draft: int | None,
-    n_gpu_layers: int | str,
-    n_gpu_layers_draft: int | str,
+    placed: dict[str, Any],
     as_json: bool,
-    verbose: bool,
 ) -> int:
     """Make a cheaper draft out of a model: fewer tokens, fewer layers, smaller types.
 
@@ -115,7 +106,6 @@ def command(
       ggufspec trim small.gguf --target large.gguf --vocab 32768 --layers auto -o draft.gguf
       ggufspec trim large.gguf --layers auto -o draft.gguf
     """
-    shared.show_log(verbose)
     from ggufspec.bench import reference, trim
     from ggufspec.models.gguf_file import check_path
     from ggufspec.models.header import read_header
@@ -130,12 +120,13 @@ def command(
         check_path(output, force=force, sources=[*source.paths, target_path])
     trim.check_wanted(wanted, source, read_header(target_path))
     given = [read_text(path, "the text file") for path in texts]
-    of_target = {**reference.LOAD, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
+    own = {name: placed[name] for name in ("n_threads", "n_gpu_layers")}
+    of_target = {**reference.LOAD, **own}
     of_draft = {
         "n_ctx": reference.N_CTX,
         "mmap": False,
-        "n_threads": n_threads_draft or n_threads,
-        "n_gpu_layers": n_gpu_layers_draft,
+        "n_threads": placed["n_threads_draft"] or placed["n_threads"],
+        "n_gpu_layers": placed["n_gpu_layers_draft"],
     }
     with load_with_bars(target_path, None, of_target) as engine, late_bars() as bars:
         found = reference.reference_of(engine, given, bars.update)
@@ -143,10 +134,15 @@ def command(
         result = trim.trim(engine, source, found, wanted, output, force=force, progress=bars.update)
     if as_json:
         paths = {"draft": str(draft_path), "target": str(target_path)}
-        settings = {**paths, **asdict(wanted), "text": list(map(str, texts)), **of_target}
-        written = str(output) if output and result.is_cut else None
-        under = {"output": written, "settings": settings, "versions": render.versions()}
-        render.echo_json({**_document(result), **under})
+        document = {
+            "cuts": [{**asdict(cut), "score": cut.score} for cut in result.cuts],
+            "chosen": result.cuts.index(result.chosen),
+            "n_counted": result.n_counted,
+            "output": str(output) if output and result.is_cut else None,
+            "settings": {**paths, **asdict(wanted), "text": list(map(str, texts)), **of_target},
+            "versions": render.versions(),
+        }
+        render.echo_json(document)
     else:
         _print_report(result)
     if result.chosen.score < 1:
@@ -160,12 +156,6 @@ def command(
             f"`ggufspec run --target {target_path} --draft {output}`"
         )
     return 0
-
-
-def _document(result: TrimResult) -> dict[str, Any]:
-    cuts = [{**asdict(cut), "score": cut.score} for cut in result.cuts]
-    chosen = result.cuts.index(result.chosen)
-    return {"cuts": cuts, "chosen": chosen, "n_counted": result.n_counted}
 
 
 def _print_report(result: TrimResult) -> None:

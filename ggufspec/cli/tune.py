@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import load_options as loading
-from ggufspec.cli import options as shared
-from ggufspec.cli import render
-from ggufspec.cli.names import PairOptions, find_draft, find_model
-from ggufspec.cli.options import gathered, option
-from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli import load_options, render, shared
+from ggufspec.cli.loading import PairOptions, find_draft, find_model, late_bars, load_with_bars
+from ggufspec.cli.parameters import gathered, option
 from ggufspec.cli.text_settings import conditions, refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
@@ -33,7 +29,7 @@ _SETTINGS = {
 }
 
 
-@click.command(name="tune", cls=SectionedCommand)
+@click.command(name="tune", cls=shared.SectionedCommand)
 @gathered(
     "pair",
     shared.target_option(required=False),
@@ -59,14 +55,14 @@ _SETTINGS = {
     type=click.IntRange(1, 1000),
     default=defaults.TUNE_RUNS,
 )
-@loading.load_options
+@load_options.load_options
 @shared.json_option
 @option(
     "--forget forgets",
     "Delete the stored results of the given files, or of all, instead of measuring.",
     is_flag=True,
 )
-@shared.verbose_option
+@shared.log_option
 def command(
     pair: PairOptions,
     n_most: int,
@@ -75,7 +71,6 @@ def command(
     load_settings: dict[str, Any],
     as_json: bool,
     forgets: bool,
-    verbose: bool,
 ) -> None:
     """Measure the passes of the target and of the draft on this machine.
 
@@ -94,7 +89,6 @@ def command(
     if pair.target is None:
         raise click.UsageError("name a target to measure with --target, or give --forget")
     n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
-    shared.show_log(verbose)
     from ggufspec.bench import tune
     from ggufspec.drafting.profile_store import TunedSettings, obstacle
 
@@ -192,7 +186,6 @@ def _document(tuned: Tuned) -> dict[str, Any]:
 
 
 def _print_report(found: dict[str, Any], matrix_type: str) -> None:
-    """Print a document as tables and a chart."""
     if attention := found["attention"]:
         render.echo(f"{attention[0].upper()}{attention[1:]}.\n")
     _print_trials(found["trials"])

@@ -93,7 +93,7 @@ import ggufspec.common.files  # checks the platform before it imports fcntl
 for name in ("resource", "fcntl", "termios", "pwd", "grp"):
     sys.modules[name] = None  # an import raises ImportError, as on Windows
 from ggufspec.bench import experiment, llama_server, plot, run, tune
-from ggufspec.cli import bench, bench_jobs, race_record, race_view
+from ggufspec.cli import bench, bench_jobs, race_view
 from ggufspec.cli import tune as tune_command
 assert run.peak_rss() is None
 assert run.describe_machine()["cpu"]

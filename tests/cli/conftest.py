@@ -18,8 +18,7 @@ import pytest
 import tiny
 from patience import PATIENCE
 
-from ggufspec.cli import main
-from ggufspec.cli.exits import INTERRUPTED
+from ggufspec.cli import INTERRUPTED, main
 from ggufspec.llama import build
 
 

@@ -19,7 +19,7 @@ from patience import PATIENCE, comes_true
 
 from ggufspec.bench import experiment, run
 from ggufspec.cli import bench as cli_bench
-from ggufspec.cli import progress
+from ggufspec.cli import loading
 from ggufspec.errors import GgufspecError
 from ggufspec.models import local
 from ggufspec.models.registry import load_registry
@@ -582,7 +582,7 @@ def test_a_terminal_without_the_letters_has_the_table_all_the_same(
 
 
 def test_a_bar_shows_names_with_brackets() -> None:
-    shown = progress.make_progress("count")
+    shown = loading.make_progress("count")
     shown.add_task("draft auto: [/1], run 1 of 3")
     (task,) = shown.tasks
     assert str(shown.columns[0].render(task)) == "draft auto: [/1], run 1 of 3"  # type: ignore[attr-defined]

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-from ggufspec.cli import llama_names
-from ggufspec.cli.llama_names import VARIABLES
+from ggufspec.cli import parameters
 from ggufspec.cli.main import cli
+from ggufspec.cli.parameters import VARIABLES
 from tests.benchmarks.llama_options import options_of, recorded
 
 Command = Callable[..., Any]
-GUIDE = Path(llama_names.__file__).with_name("llama_options.md")
+GUIDE = Path(parameters.__file__).with_name("llama_options.md")
 ALL = ("run", "chat", "serve")
 
 

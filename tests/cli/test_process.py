@@ -19,7 +19,7 @@ import tiny
 from patience import PATIENCE, at_most
 
 from ggufspec import __main__ as entry
-from ggufspec.cli.progress import LateBars
+from ggufspec.cli.loading import LateBars
 from ggufspec.engine.completion import Chunk
 from ggufspec.engine.stream import Stream
 from ggufspec.llama.session import LlamaSession

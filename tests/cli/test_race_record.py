@@ -13,7 +13,7 @@ from bench.test_race import EMPTY, RACE, WORDS, lane
 from cli.test_race_view import EVIL, words
 
 from ggufspec.bench.race import Race
-from ggufspec.cli.race_record import check_recordable, recording
+from ggufspec.cli.race_view import check_recordable, recording
 from ggufspec.errors import OptionError
 
 RACES = pytest.mark.parametrize("race", [RACE, EVIL, EMPTY], ids=["race", "evil", "empty"])

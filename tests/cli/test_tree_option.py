@@ -9,7 +9,7 @@ import pytest
 import tiny
 from cli.conftest import Command
 
-from ggufspec.cli.exits import USAGE
+from ggufspec.cli import USAGE
 
 REASON = "it has recurrent layers, which read no trees"
 

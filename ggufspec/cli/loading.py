@@ -1,0 +1,239 @@
+"""Finds and loads the models that a command names; shows the progress of slow work on stderr."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec.cli import render
+from ggufspec.common import defaults
+from ggufspec.common.files import default_cache_dir
+from ggufspec.models.head_facts import MTP
+from ggufspec.models.heads import DraftFile
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from ggufspec.engine.engine import Engine
+
+AUTO_DRAFT = "auto"
+MOST_DRAFTS = 16  # maximum number that a command ranks
+_EMBEDDED_PARAMS = 7.2  # millions
+_PATIENCE_SECONDS = 1.0
+_LINE_SECONDS = 10.0  # between two lines, without a terminal
+_WORK = {"costs": "Measuring the pair", "vocabulary": "Reading the vocabulary"}
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """The models that the command line names; without a target, the embedded pair."""
+
+    target: str | None
+    draft: str | None
+    offline: bool
+    size: str = defaults.DEMO_SIZE
+    cache_dir: Path | None = None
+    draft_of_draft: str | None = None
+
+    def load_settings(self, n_draft: int | str = defaults.N_DRAFT) -> dict[str, Any]:
+        """Arguments of `load`: room for drafts of that length, the file of the draft's draft."""
+        found: dict[str, Any] = {} if isinstance(n_draft, str) else {"n_draft_max": n_draft}
+        if self.draft_of_draft is not None and self.draft is None:
+            raise click.UsageError("--draft-of-draft needs --draft: name the model it drafts for")
+        if self.draft_of_draft is not None:
+            found["draft_of_draft"] = find_model(self.draft_of_draft, offline=self.offline)
+        return found
+
+    def check(self) -> None:
+        """Raise UsageError for a draft without a target."""
+        if self.target is None and self.draft is not None:
+            raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
+
+    def find(self) -> tuple[Path, DraftFile | None]:
+        """The files of target and draft; prints what "auto" chose. Raises GgufspecError."""
+        if self.target is None:
+            from ggufspec.standin.embedded import embedded_draft
+
+            return stand_in(self.size, self.cache_dir), embedded_draft()
+        target = find_model(self.target, offline=self.offline)
+        draft = proposed_draft(self.target) if self.draft == AUTO_DRAFT else self.draft
+        return target, None if draft is None else find_draft(draft, offline=self.offline)
+
+    def find_each(self) -> dict[str, tuple[Path, DraftFile | None]]:
+        """The files of a pair for each draft of a comma-separated list, by the draft's name.
+
+        A single draft has the name "". Raises GgufspecError, BadParameter.
+        """
+        from ggufspec.models.header import read_header
+        from ggufspec.models.local import local_file
+
+        drafts = [name.strip() for name in (self.draft or "").split(",")]
+        if len(drafts) == 1 or local_file(self.draft or "") is not None:  # "a,b.gguf"
+            return {"": self.find()}
+        if len(drafts) > MOST_DRAFTS:
+            raise click.BadParameter(
+                f"{len(drafts)} drafts were given; give at most {MOST_DRAFTS}", param_hint="--draft"
+            )
+        pairs = [replace(self, draft=name).find() for name in drafts]
+        found = [draft for _, draft in pairs if draft]
+        files = [Path(MTP) if draft == MTP else read_header(draft).paths[0] for draft in found]
+        resolved = [file.resolve() for file in files]
+        for i, name in enumerate(drafts):
+            if resolved[i] in resolved[:i]:
+                raise click.BadParameter(
+                    f"{name} is given twice ({files[i]}); give each draft once",
+                    param_hint="--draft",
+                )
+        stems = [file.stem for file in files]
+        is_unique = len(set(stems)) == len(stems)
+        return dict(zip(stems if is_unique else map(str, files), pairs, strict=True))
+
+
+def find_model(name: str, *, offline: bool) -> Path:
+    """The file of a named model, downloaded if it is missing. Raises GgufspecError."""
+    from ggufspec.models.pull import resolve
+
+    with late_bars() as bars:
+        return resolve(name, offline=offline, progress=bars.download)
+
+
+def find_draft(name: str, *, offline: bool) -> DraftFile:
+    """The file of a draft; MTP for the head in the target's own file."""
+    return MTP if name == MTP else find_model(name, offline=offline)
+
+
+def proposed_draft(target: str) -> str:
+    """The name of a draft for a target, also printed on stderr. Raises ModelError."""
+    from ggufspec.models.draft_proposal import propose_draft
+
+    proposal = propose_draft(target)
+    render.note(f"drafting with {proposal.name}: {proposal.why}")
+    return proposal.name
+
+
+def stand_in(size: str, cache_dir: Path | None) -> Path:
+    """The path of the padded target, which is written if it does not exist yet."""
+    from ggufspec.standin import padded
+
+    n_params, folder = padded.parse_size(size), cache_dir or default_cache_dir()
+    dimensions, file = padded.plan_dimensions(n_params), padded.padded_file(n_params)
+    render.echo(
+        f"The large model is a stand-in: a model of {_EMBEDDED_PARAMS} M parameters, trained on "
+        f"old novels, padded with zeros\nto the cost of {file.n_params / 1e6:,.0f} M "
+        f"({dimensions.n_layers} layers, width {dimensions.n_embd}). It writes what the small one "
+        "would, only slower.\n",
+        err=True,
+    )
+    if (found := padded.cached_target(n_params, folder)) is not None:
+        return found
+    render.echo(f"Writing it once: {file.n_bytes / 1e6:,.0f} MB in {folder} ...", err=True)
+    with late_bars() as bars:
+        return padded.padded_target(
+            n_params, folder, lambda done, of: bars.update("Writing", done, of, unit="bytes")
+        )
+
+
+def load_with_bars(target: Path, draft: DraftFile | None, load_settings: dict[str, Any]) -> Engine:
+    """ggufspec.load with a bar for each slow model; prints its notes on stderr."""
+    from ggufspec.engine.load import load
+
+    with late_bars() as bars:
+        engine = load(
+            target,
+            draft,
+            progress=lambda whose, share: bars.update(
+                f"Loading the {whose}", share, 1, unit="share"
+            ),
+            **{"n_remembered": 0, "cache_ram": 0, **load_settings},
+        )
+    for line in engine.notes:
+        render.note(line)
+    return engine
+
+
+class LateBars:
+    """Named bars, each shown once its work has lasted a second."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, tuple[float, float]] = {}  # start time, and progress at that time
+        self._bars: dict[str, TaskID] = {}
+        self._progress: Progress | None = None
+        self._printed = 0.0  # time of the last line
+
+    def update(
+        self,
+        name: str,
+        done: float,
+        total: float,
+        *,
+        unit: str = "count",
+        label: str = "",
+        in_lines: bool = False,
+    ) -> None:
+        """Show the progress of the work `name`. `unit`: "bytes", "share", or anything countable.
+
+        `label`: shown instead of the name. `in_lines`: without a terminal, print a line from time
+        to time.
+        """
+        started, n_first = self._started.setdefault(name, (monotonic(), done))
+        if not sys.stderr.isatty():
+            if in_lines and monotonic() - max(self._printed, started) > _LINE_SECONDS:
+                self._printed = monotonic()
+                left = (self._printed - started) / max(done - n_first, 1) * (total - done)
+                line = f"{done / total:4.0%}, about {left:.0f} s left: {label or name}"
+                render.echo(line, err=True)
+            return
+        if name not in self._bars:
+            if monotonic() - started < _PATIENCE_SECONDS or done >= total:
+                return
+            if self._progress is None:
+                self._progress = make_progress(unit)
+                self._progress.start()
+            self._bars[name] = self._progress.add_task(name, total=total)
+        if self._progress is not None:
+            self._progress.update(self._bars[name], completed=done, description=label or name)
+
+    def download(self, name: str, done: int, total: int) -> None:
+        """Show the progress of a download; a callback for `ggufspec.models`."""
+        self.update(name, done, total, unit="bytes")
+
+    def prompt(self, whose: str, done: int, total: int) -> None:
+        """Show the progress of work before a text; a callback for `Engine.stream`."""
+        what = _WORK.get(whose, f"Processing the prompt ({whose})")
+        self.update(what, done, total)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        self._bars.clear()
+        self._started.clear()
+
+
+def late_bars() -> closing[LateBars]:
+    """A context whose bars are removed at the end of the block, also after an error."""
+    return closing(LateBars())
+
+
+def make_progress(unit: str) -> Progress:
+    from rich import progress
+    from rich.console import Console
+
+    amount = {
+        "bytes": (progress.DownloadColumn(), progress.TransferSpeedColumn()),
+        "share": (progress.TaskProgressColumn(),),
+    }.get(unit, (progress.MofNCompleteColumn(),))
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),  # names may have brackets
+        progress.BarColumn(),
+        *amount,
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -1,0 +1,274 @@
+"""Options that several commands share, with llama.cpp's names; the sections of --help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Final
+
+import click
+
+from ggufspec.cli.loading import PairOptions
+from ggufspec.cli.parameters import COUNT, PATH, Command, Option, OrWord, gathered, option
+from ggufspec.common import defaults
+from ggufspec.decoding.sampling_options import NUMBERS
+
+# The sections of --help in order, each with the names of its parameters in order. An option that is
+# not listed goes into the last section.
+_SECTIONS: Final = {
+    "Options": "preset target draft prompt prompt_file output vram port vocab layers type_ texts",
+    "Models": "draft_of_draft lora lora_draft offline size cache_dir alias",
+    "Prompt": "n_prompts limit chat system chat_template",
+    "Drafting": "n_draft lengths tree trees drafter prediction draft_texts n_remembered drafters "
+    "verify rules draft_temperature acceptance",
+    "Text": "max_tokens n_tokens stop ignore_eos context_shift n_keep",
+    "Sampling": f"temperature temperatures seed {' '.join(NUMBERS)} dry_sequence_breakers "
+    "logit_bias samplers",
+    "Constraints": "json_schema json_schema_file grammar grammar_file regex regex_file choices",
+    "Devices and memory": "n_gpu_layers n_gpu_layers_draft override_tensor n_cpu_moe n_cpu_ffn "
+    "override_tensor_draft n_cpu_moe_draft n_cpu_ffn_draft tensor_split main_gpu rpc ram "
+    "prompt_cache prompt_cache_ro gpu_bandwidth ram_bandwidth n_threads n_threads_draft n_ctx "
+    "n_ctx_draft n_batch flash_attention type_k type_v mmap cache_ram ctx_checkpoints mlock repack "
+    "op_offload override_kv rope_scaling rope_scale rope_freq_base rope_freq_scale yarn_orig_ctx",
+    "Server": "host api_key api_key_file cors_origins n_slots slot_folder",
+    "Processes": "n_workers address n_gpus",
+    "Limits": "n_waiting_max timeout n_tokens_max n_body_bytes grace n_retries",
+    "Measurement": "n_runs runs n_warm_up depth n_most alpha near_tie forgets against llama_bin "
+    "compare",
+    "Output": "form json_path resume retry_failed plot_path record speed color as_json verbose",
+}
+_SHORTER: Final = {
+    "INTEGER RANGE": "N",
+    "FLOAT RANGE": "X",
+    "INTEGER": "N",
+    "FLOAT": "X",
+    "N|AUTO": "N|auto",
+}
+_FEW: Final = 12  # a command with so few options needs no sections
+
+
+def _limit(context: click.Context, option: click.Parameter, value: int) -> int | None:
+    if value != -1 and value < 1:
+        raise click.BadParameter("must be at least 1, or -1 for no limit")
+    return None if value == -1 else value
+
+
+max_tokens_option = option(
+    "-n --n-predict max_tokens",
+    "Maximum tokens to generate; -1: until the model stops or the context is full.",
+    type=int,
+    default=-1,
+    callback=_limit,
+)
+
+
+seed_option = option("-s --seed", "Seed of the random numbers.  [default: random]", type=COUNT)
+
+
+def target_option(*, required: bool = True) -> Option:
+    """The option for the target: a file, or a name that `cli.loading` resolves."""
+    return option(
+        "-m --target",
+        "Target model: a GGUF file, or a name: a registered one, user/repo:QUANT or "
+        "user/repo/file.gguf.",
+        required=required,
+        metavar="MODEL",
+    )
+
+
+def draft_option(without: str = "", *, required: bool = False) -> Option:
+    """The option for the draft: a file, or a name. `without`: help text for leaving it out."""
+    end = f"; {without}" if without else ""
+    return option(
+        "-md --draft",
+        "Draft: a file or name of a small model or of an MTP, DFlash or EAGLE-3 head; mtp: the "
+        f"head in the target's own file; auto: chosen to fit the target{end}.",
+        required=required,
+        metavar="MODEL",
+    )
+
+
+draft_of_draft_option = option(
+    "--draft-of-draft",
+    "Draft of the draft: an even smaller model that drafts the draft's tokens. With --drafter "
+    "auto, it is used when that is faster.",
+    metavar="MODEL",
+)
+
+LOOKUP = "without a draft, only n-gram lookup drafts"
+SEVERAL = "several drafts (a.gguf,b.gguf) are measured one after the other, and ranked"
+
+offline_option = option(
+    "--offline",
+    "Use only models on this machine; download nothing.  [default: HF_HUB_OFFLINE]",
+    is_flag=True,
+)
+
+size_option = option(
+    "--size", "Size of the stand-in target, in parameters: 10M to 8B.", default=defaults.DEMO_SIZE
+)
+
+cache_dir_option = option(
+    "--cache-dir",
+    "Folder for the stand-in.  [default: GGUFSPEC_CACHE, or the user's cache folder]",
+    type=PATH,
+)
+
+
+def pair_of(*options: Option) -> Callable[[Command], Command]:
+    """Options whose values become the command's argument `pair`."""
+    return gathered("pair", *options, make=PairOptions)
+
+
+pair_options = pair_of(target_option(), draft_option(LOOKUP), draft_of_draft_option, offline_option)
+
+
+def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Command]:
+    """The options of a pair; without a target, the embedded pair. `without`: see draft_option."""
+    return pair_of(
+        target_option(required=False),
+        draft_option(without),
+        draft_of_draft_option,
+        offline_option,
+        size_option,
+        cache_dir_option,
+    )
+
+
+DRAFT_LENGTH = OrWord(click.IntRange(1, defaults.N_DRAFT_LIMIT))
+
+
+def draft_n_option_of(default: int | str, help_text: str) -> Option:
+    """The option for the draft length: a number, or "auto"."""
+    return option("--draft-n n_draft", help_text, type=DRAFT_LENGTH, default=default)
+
+
+TREE = click.Choice(defaults.TREES)
+DRAFTING = (
+    draft_n_option_of(
+        defaults.N_DRAFT,
+        "Draft length: tokens drafted per round; auto: the length with the highest expected "
+        "tokens/s, 0 if drafting would not be faster.",
+    ),
+    option(
+        "--tree",
+        "Branches in a draft: several continuations, verified together; auto: when measured costs "
+        "predict a gain; on: the --draft-n most likely nodes; off: chains only.",
+        type=TREE,
+        default=defaults.TREE,
+    ),
+    option(
+        "--drafter",
+        "Drafting strategy: model, staged (the model, with its own tokens drafted by "
+        "--draft-of-draft, else by lookup), ngram (lookup in the text so far, without a model), "
+        "auto (picks the faster one each round), forced (only tokens that a constraint leaves no "
+        "alternative to; the others draft them, too) or none.  [default: auto; if --draft-n is a "
+        "number: model, or staged with --draft-of-draft]",
+    ),
+    option(
+        "--verify",
+        "Verification rule: traversal (whole paths at once), rejection (token by token) or match "
+        "(only equal tokens, as in llama.cpp). The text has the target's distribution with each.",
+        default=defaults.VERIFY,
+    ),
+    option(
+        "--draft-temp draft_temperature",
+        "Temperature of the draft; 0: greedy; auto: adjusted during generation for the highest "
+        "acceptance. The text keeps the target's distribution at any value.",
+        type=OrWord(click.FLOAT),
+        default=defaults.DRAFT_TEMPERATURE,
+    ),
+)
+
+system_option = option("-sys --system", "System message; in run, implies --chat.")
+
+prompt_options = gathered(
+    "asked",
+    option("-p --prompt", "Prompt text.  [default: read from stdin]"),
+    option("-f --file prompt_file", "Read the prompt from a file.", type=PATH),
+    option("--chat", "Apply the target's chat template, so that the model answers.", is_flag=True),
+    system_option,
+)
+
+stop_option = option("--stop", "End before this string; may be given several times.", multiple=True)
+
+SHIFT = (
+    option(
+        "--context-shift/--no-context-shift",
+        "When the context is full, drop the older half of the text and continue. Not for texts "
+        "with a constraint.",
+        default=False,
+        show_default=False,
+    ),
+    option(
+        "--keep n_keep",
+        "Number of first tokens that --context-shift keeps; -1: the whole prompt.",
+        type=click.IntRange(min=-1),
+        default=0,
+        metavar="N",
+    ),
+)
+
+ignore_eos_option = option("--ignore-eos", "Never sample the tokens that end a text.", is_flag=True)
+
+color_option = option(
+    "--color",
+    "Show accepted draft tokens in green.",
+    type=click.Choice(("auto", "on", "off")),
+    default="auto",
+)
+
+json_option = option("--json as_json", "Print one JSON document instead.", is_flag=True)
+
+
+def _show_log(context: click.Context, option: click.Parameter, verbose: bool) -> bool:
+    if verbose:
+        from ggufspec.llama import log
+
+        log.show_log()
+    return verbose
+
+
+def verbose_option_of(help_text: str, **settings: Any) -> Option:
+    """The option -v, which lets llama.cpp's log through to stderr."""
+    return option("-v --verbose", help_text, is_flag=True, callback=_show_log, **settings)
+
+
+_LOG = "Show llama.cpp's log on stderr."
+verbose_option = verbose_option_of(_LOG)
+log_option = verbose_option_of(_LOG, expose_value=False)  # for commands that print no more
+explaining_option = verbose_option_of(
+    "Show on stderr why each round had its draft length, where the time went, and llama.cpp's log."
+)
+
+
+class SectionedCommand(click.Command):
+    """A command whose --help has sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records: dict[str, list[tuple[str, str]]] = {}  # a flag may set another option's value
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Argument):
+                continue  # already in the usage line; some versions of click return an empty record
+            if parameter.name and (record := parameter.get_help_record(ctx)) is not None:
+                records.setdefault(parameter.name, []).append((_shortened(record[0]), record[1]))
+        sections = _SECTIONS if len(records) > _FEW else {"Options": ""}
+        for title, names in sections.items():
+            listed = [records.pop(name) for name in names.split() if name in records]
+            if title == [*sections][-1]:
+                listed += records.values()
+            if listed:
+                with formatter.section(title):
+                    formatter.write_dl([*chain(*listed)])
+
+
+class SectionedGroup(click.Group, SectionedCommand):
+    """A group whose --help has sections, and whose commands have them too."""
+
+    command_class = SectionedCommand
+
+
+def _shortened(usage: str) -> str:
+    for long, short in _SHORTER.items():
+        usage = usage.replace(long, short)
+    return usage
