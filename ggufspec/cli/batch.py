@@ -143,8 +143,7 @@ def command(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
     load_settings |= pair.load_settings(settings["n_draft"])
-    if pair.draft is None:
-        text_settings.check_needs_no_draft(settings)
+    text_settings.check_draft(pair, settings)
     if address is not None:
         check(address)
     prompts = read_prompts(prompt_file)[:limit]

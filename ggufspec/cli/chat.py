@@ -78,8 +78,7 @@ def command(
     """
     if chat_template is not None:
         load_settings["chat_template"] = chat_template
-    if pair.draft is None:
-        text_settings.check_needs_no_draft(settings)
+    text_settings.check_draft(pair, settings)
     given = {name: settings[name] for name in chat_messages.KEPT if text_settings.was_given(name)}
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, _, settings):
         chat = Chat(engine, system or "", settings, given, color=color, verbose=verbose)
@@ -199,8 +198,6 @@ class Chat:
                 ) from error
         if (n_dropped := (len(self._messages) + 1 - len(messages)) // 2) > 0:
             _say(f"the context is full: {counted(n_dropped, 'question')} dropped, the oldest")
-        if run.interrupted and not run.completion.tokens:
-            raise KeyboardInterrupt
         self._messages = [*messages, self._form.message(prompt, run.completion.text)]
         self._last = run
         if self._has_stats:

@@ -156,17 +156,15 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
         raise click.UsageError(
             "--drafter none is plain decoding, which runs anyway; name another one, such as ngram"
         )
-    pair.check()
+    text_settings.check_draft(pair, settings)
     if pair.target is None:
         return
     for name in filter(text_settings.was_given, ("size", "cache_dir")):
         raise click.UsageError(
             f"{text_settings.flag_of(name)} is for the embedded pair: leave it or --target out"
         )
-    if pair.draft is None:
-        text_settings.check_needs_no_draft(settings)
-        if settings["drafter"] == "model":
-            raise click.UsageError("--drafter model needs a draft model: name one with --draft")
+    if pair.draft is None and settings["drafter"] == "model":
+        raise click.UsageError("--drafter model needs a draft model: name one with --draft")
 
 
 def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOptions) -> Race:

@@ -73,12 +73,10 @@ class TextWriter:
     def heading(self, label: str, prompt: str) -> None:
         """Write a label, and the prompt that the text continues."""
         styled = click.style(visible(label), bold=True) if self._color else for_stdout(label)
-        sys.stdout.write(styled + for_stdout(prompt))
-        sys.stdout.flush()
+        click.echo(styled + for_stdout(prompt), nl=False, color=True)
 
     def finish(self) -> None:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        click.echo()
 
 
 def stats_line(stats: Stats, speedup: float | None = None) -> str:

@@ -86,8 +86,7 @@ def command(
     predicted = None
     if prediction is not None:
         predicted = read_text(prediction, "the prediction")
-    if pair.draft is None:
-        text_settings.check_needs_no_draft(settings, compare=compare)
+    text_settings.check_draft(pair, settings, compare=compare)
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, paths, settings):
         options = replace(text_settings.checked(settings), prediction=predicted)
         prompt = prompt_of(engine, text, asked)
@@ -99,8 +98,6 @@ def command(
             raise KeyboardInterrupt
         writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
         run = generate(engine, prompt, options, writer)
-        if run.interrupted and not run.completion.tokens:
-            raise KeyboardInterrupt  # during prompt processing: there is no text to report on
         if prompt_cache is not None and not prompt_cache_ro:
             engine.save(prompt_cache, read_by(engine, prompt, run))
         stats = run.completion.stats
@@ -189,7 +186,10 @@ def generate(
     options: CheckedOptions,
     writer: render.TextWriter | None,
 ) -> Run:
-    """Generate a text, written as it comes. Ctrl-C ends it and keeps the text so far."""
+    """Generate a text, written as it comes. Ctrl-C ends it and keeps the text so far.
+
+    Raises GgufspecError, and KeyboardInterrupt if there is no text yet.
+    """
     interrupted = False
     with late_bars() as bars:
         stream = engine.begin(prompt, options, progress=bars.prompt)
@@ -199,8 +199,10 @@ def generate(
                 if writer is not None:
                     writer.write(chunk)
         except KeyboardInterrupt:
+            if not stream.completion.tokens:
+                raise  # during prompt processing: there is no text to report on
             interrupted = True
-    if writer is not None and not (interrupted and not stream.completion.tokens):
+    if writer is not None:
         writer.finish()
     return Run(stream.completion, stream.rounds, stream.seed, interrupted)
 

@@ -170,9 +170,7 @@ def command(
     api_keys = _api_keys(api_key, api_key_file)
     if (folder := served["slot_folder"]) is not None and not folder.is_dir():
         raise OptionError(f"--slot-save-path {folder} is no folder; make it first")
-    pair.check()
-    if pair.target is not None and pair.draft is None:
-        text_settings.check_needs_no_draft(settings)
+    text_settings.check_draft(pair, settings)
     _show_own_log(verbose)
     from ggufspec.engine.calibration import calibrate_all
     from ggufspec.server.app import make_app

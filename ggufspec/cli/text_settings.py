@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import load_options, render, shared
+from ggufspec.cli.loading import PairOptions
 from ggufspec.cli.parameters import PATH, Command, Number, Option, gathered, only, option
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
@@ -233,8 +234,11 @@ def with_file_sampling(
     return {**settings, **taken}
 
 
-def check_needs_no_draft(settings: dict[str, Any], *, compare: bool = False) -> None:
-    """Raise UsageError if an option was given that needs a draft model."""
+def check_draft(pair: PairOptions, settings: dict[str, Any], *, compare: bool = False) -> None:
+    """Raise UsageError for a draft without a target, or an option that needs a missing draft."""
+    pair.check()
+    if pair.draft is not None or pair.target is None:
+        return
     has_no_drafts = checked(settings).drafter_name(has_draft=False) in ("none", "model")
     refuse_without_draft(*(_OF_DRAFTS if has_no_drafts else ()))
     if compare and has_no_drafts:
