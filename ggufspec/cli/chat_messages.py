@@ -127,7 +127,6 @@ class AnswerForm:
         self.shown_tokens = frozenset(marks.values())
 
     def message(self, prompt: Sequence[int], text: str) -> Message:
-        """The assistant's message whose `text` follows a prompt."""
         made: dict[str, Any] = {"role": "assistant", "content": text}
         if not self._has_marks:
             return made

@@ -160,7 +160,6 @@ def details_text(stats: Stats) -> str:
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
-    """The statistics of a generation, for a JSON document."""
     found = asdict(stats)
     del found["n_prompt_reused"]  # commands reuse no earlier prompts
     rates = ("acceptance", "mean_length", "mean_depth", "overhead", "tokens_per_second")
@@ -226,7 +225,6 @@ def tolerate_letters() -> None:
 
 
 def can_write(text: str) -> bool:
-    """Whether stdout can encode this text."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

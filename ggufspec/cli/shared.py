@@ -116,7 +116,6 @@ cache_dir_option = option(
 
 
 def pair_of(*options: Option) -> Callable[[Command], Command]:
-    """Options whose values become the command's argument `pair`."""
     return gathered("pair", *options, make=PairOptions)
 
 
@@ -139,7 +138,6 @@ DRAFT_LENGTH = OrWord(click.IntRange(1, defaults.N_DRAFT_LIMIT))
 
 
 def draft_n_option_of(default: int | str, help_text: str) -> Option:
-    """The option for the draft length: a number, or "auto"."""
     return option("--draft-n n_draft", help_text, type=DRAFT_LENGTH, default=default)
 
 
@@ -243,8 +241,6 @@ explaining_option = verbose_option_of(
 
 
 class SectionedCommand(click.Command):
-    """A command whose --help has sections."""
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records: dict[str, list[tuple[str, str]]] = {}  # a flag may set another option's value
         for parameter in self.get_params(ctx):
@@ -263,8 +259,6 @@ class SectionedCommand(click.Command):
 
 
 class SectionedGroup(click.Group, SectionedCommand):
-    """A group whose --help has sections, and whose commands have them too."""
-
     command_class = SectionedCommand
 
 
