@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine as Engine
     from ggufspec.engine.load import load as load
     from ggufspec.engine.stream import Stream as Stream
-    from ggufspec.llama.draft_model import DraftModel as DraftModel
+    from ggufspec.llama.python_llama import DraftModel as DraftModel
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "Chunk": "engine.generation",
     "Completion": "engine.generation",
-    "DraftModel": "llama.draft_model",
+    "DraftModel": "llama.python_llama",
     "Engine": "engine.engine",
     "Stats": "decoding.stats",
     "Stream": "engine.stream",

@@ -16,9 +16,9 @@ from ggufspec.common.child import exit_on_sigterm
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError
-from ggufspec.llama import lookup
+from ggufspec.llama import python_llama
 from ggufspec.llama.devices import free_memory
-from ggufspec.llama.lookup import BaselineRequest, BaselineText, PythonLlama
+from ggufspec.llama.python_llama import BaselineRequest, BaselineText, PythonLlama
 from ggufspec.models.head_facts import is_dspark
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import read_draft
@@ -145,7 +145,7 @@ def _runner(
         program = replace(program, binary=_binary(folder))
     n_bytes = 0 if program.n_gpu_layers else header.n_bytes + (of_draft.n_bytes if of_draft else 0)
     n_drafted = _N_LOOKUP if name == PYTHON_LOOKUP else 0
-    n_logits = lookup.n_logits_bytes(program.n_ctx, header.n_vocab) if n_drafted else 0
+    n_logits = python_llama.n_logits_bytes(program.n_ctx, header.n_vocab) if n_drafted else 0
     _check_room(n_bytes, n_logits)
     if name in _SERVERS:
         return llama_server.running(program)

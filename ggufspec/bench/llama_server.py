@@ -19,7 +19,7 @@ from typing import Any
 from ggufspec.common.files import temporary_folder
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
-from ggufspec.llama.lookup import BaselineRequest, BaselineText
+from ggufspec.llama.python_llama import BaselineRequest, BaselineText
 from ggufspec.models.adapters import Adapters
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.heads import DraftFile

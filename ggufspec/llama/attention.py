@@ -100,7 +100,7 @@ def known_attention(target: Model, draft: Model | None, options: ContextOptions)
 
 
 def time_passes(model: Model, until: float) -> Times | None:
-    """Seconds of whole passes; `until` by perf_counter. None: no passes, or too slow ones."""
+    """Seconds of passes with and without flash attention, until a time; None: none, or too slow."""
     seconds_each = (until - perf_counter()) / len(DEPTHS)
     found: dict[tuple[str, int, int], list[float]] = {}
     with ExitStack() as stack:

@@ -182,7 +182,7 @@ def notice() -> str | None:
 
 
 def missing_sets() -> list[str]:
-    """Sets of this processor that the build lacks; also OPENMP if it is missed."""
+    """Instruction sets that the build lacks, and OPENMP where no threads are kept either."""
     built = features().get("CPU", "").split()
     if has_variants():
         return []

@@ -40,7 +40,10 @@ class HeadLink(NamedTuple):
 
 
 class Context:
-    """A context of a model, for sequences 0, 1 ... Close it before its model."""
+    """A context of a model, for sequences 0, 1 ... Close it before its model.
+
+    Methods that call llama.cpp raise ClosedError after close.
+    """
 
     def __init__(
         self,

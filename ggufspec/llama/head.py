@@ -181,7 +181,7 @@ class HeadSession:
         return self._given.end if self._can_go_on else max(self._n_true - 1, 0)
 
     def take(self, position: int, part: BatchPart, states: Hidden) -> None:
-        """The target has decoded `part`; tokens behind its first row may be rejected."""
+        """The target has decoded `part`; `states` is copied. Drafted tokens may be rejected."""
         if self._own and self._head.facts.n_layers > 1:
             self._cut(self._n_true - 1)  # a token that not all layers have read
         n = len(part.tokens) - len(part.parents)

@@ -155,12 +155,11 @@ def time_threads(
     n_repeats: int,
     at_least: float = 0.0,
     progress: Progress | None = None,
-    hopeless: float = HOPELESS,
 ) -> dict[int, dict[int, list[float]]]:
     """Seconds of passes over each size by numbers of threads: {n_threads: {size: [seconds]}}.
 
     `candidates`: rows of numbers to try, each with the likeliest first. A row ends at a number that
-    is `hopeless` times slower than the best. Afterwards the context has its threads as before.
+    is HOPELESS times slower than the best. Afterwards the context has its threads as before.
     """
     n_before = context.n_threads
     filled = FilledContext(context, depth=depth, n_most=max(sizes))
@@ -172,9 +171,9 @@ def time_threads(
                     continue
                 first = time_interleaved(_by_threads(filled, [n_threads], sizes), 1)
                 found[n_threads] = {size: first[n_threads, size] for size in sizes}
-                if n_threads in _slow(found, hopeless):
+                if n_threads in _slow(found):
                     break
-        slow = _slow(found, hopeless)
+        slow = _slow(found)
         left = [n_threads for n_threads in found if n_threads not in slow]
         again = time_interleaved(
             _by_threads(filled, left, sizes), n_repeats - 1, at_least=at_least, progress=progress
@@ -230,9 +229,9 @@ def time_interleaved(
     return found
 
 
-def _slow(found: Mapping[int, Mapping[int, list[float]]], factor: float) -> set[int]:
+def _slow(found: Mapping[int, Mapping[int, list[float]]]) -> set[int]:
     totals = {n_threads: sum(map(sum, times.values())) for n_threads, times in found.items()}
-    return {n for n, total in totals.items() if total > factor * min(totals.values())}
+    return {n for n, total in totals.items() if total > HOPELESS * min(totals.values())}
 
 
 def _by_threads(

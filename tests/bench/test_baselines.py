@@ -24,7 +24,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.llama.lookup import BaselineRequest, BaselineText
+from ggufspec.llama.python_llama import BaselineRequest, BaselineText
 from ggufspec.models.adapters import Adapter
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 

@@ -15,7 +15,7 @@ from llama_build import ANSWER, PROGRAM, Build
 from ggufspec.bench import llama_server
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
-from ggufspec.llama.lookup import BaselineRequest
+from ggufspec.llama.python_llama import BaselineRequest
 from ggufspec.models.adapters import Adapter
 from ggufspec.models.gguf_file import DENSE, EXPERTS
 from ggufspec.placement.overrides import on_cpu

@@ -18,7 +18,7 @@ from ggufspec.bench.llama_server import (
 )
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.llama.lookup import BaselineRequest, BaselineText
+from ggufspec.llama.python_llama import BaselineRequest, BaselineText
 from ggufspec.llama.vocab import Vocab
 
 _N_TRIES = 6  # sometimes its last lines are missing: it does not flush its log at exit

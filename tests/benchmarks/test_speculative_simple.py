@@ -15,7 +15,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.llama.lookup import BaselineRequest, BaselineText
+from ggufspec.llama.python_llama import BaselineRequest, BaselineText
 from ggufspec.standin.embedded import embedded_draft
 from tests.benchmarks import contender_options, speculative_simple
 from tests.benchmarks.speculative_simple import text_of

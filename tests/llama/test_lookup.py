@@ -15,7 +15,7 @@ from greedy import assert_same
 import ggufspec
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OutOfMemoryError
-from ggufspec.llama.lookup import (
+from ggufspec.llama.python_llama import (
     BaselineRequest,
     BaselineText,
     PythonLlama,

@@ -127,9 +127,8 @@ def test_threads_are_tried_and_put_back(
     real = Context.use_threads
     monkeypatch.setattr(Context, "use_threads", lambda self, n: (used.append(n), real(self, n))[-1])
     with context_of(llama, n_threads=2) as context:
-        found = timing.time_threads(
-            context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2, hopeless=1e9
-        )
+        monkeypatch.setattr(timing, "HOPELESS", 1e9)
+        found = timing.time_threads(context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2)
         assert context.n_threads == 2
     assert set(used) == {1, 2, 3}
     assert {n: {size: len(t) for size, t in times.items()} for n, times in found.items()} == {
@@ -160,9 +159,8 @@ def test_a_hopeless_row_is_left(llama: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(timing, "perf_counter", clock)
         found = timing.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
-        fewer = timing.time_threads(
-            context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2, hopeless=1.5
-        )
+        monkeypatch.setattr(timing, "HOPELESS", 1.5)
+        fewer = timing.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
     assert found == {4: {1: [2.0] * 2}, 2: {1: [4.0]}, 1: {1: [8.0]}, 8: {1: [1.0] * 2}}
     assert fewer == {4: {1: [2.0]}, 2: {1: [4.0]}, 8: {1: [1.0] * 2}}
 
