@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,49 +22,6 @@ class Acceptance(NamedTuple):
     by_draft: Coefficients
     by_target: Coefficients
     second: Coefficients = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
-
-
-class RunningMean:
-    """A mean that starts from a prior; each value fades after `memory` further values."""
-
-    def __init__(self, prior: float, weight: float, memory: float = math.inf) -> None:
-        self.value = prior  # counts as `weight` values
-        self._weight, self._memory = weight, memory
-
-    def observe(self, value: float) -> None:
-        self._weight = min(self._weight + 1, self._memory)
-        self.value += (value - self.value) / self._weight
-
-
-class SecondChoice:
-    """Acceptance probabilities of branches, given that all siblings before them were rejected.
-
-    They are learned where the accepted part of the chain ends, whether or not a branch was there.
-    """
-
-    def __init__(self, prior: Coefficients, memory: float) -> None:
-        weight = constants.PRIOR_WEIGHT
-        self._by_gap = _native.AcceptanceModel(*prior, weight, memory)
-        self._by_ngrams = _native.AcceptanceModel(*constants.NGRAM_BESIDE, weight, memory)
-
-    @property
-    def coefficients(self) -> Coefficients:
-        """(intercept, slope) for the draft model's second choice, as learned so far."""
-        return self._by_gap.coefficients
-
-    def of_model(self, gap: float, n_rejected: int = 1) -> float:
-        """Acceptance probability of choice `n_rejected` + 1; `gap`: of the remaining tokens."""
-        return self._by_gap.probability(gap) * constants.FURTHER_CHOICE ** (n_rejected - 1)
-
-    def of_ngrams(self, probability: float) -> float:
-        """Acceptance probability of a branch that n-grams predict with `probability`."""
-        return self._by_ngrams.probability(_log_odds(probability))
-
-    def observe_model(self, gap: float, acceptance: float) -> None:
-        self._by_gap.observe(gap, acceptance)
-
-    def observe_ngrams(self, probability: float, acceptance: float) -> None:
-        self._by_ngrams.observe(_log_odds(probability), acceptance)
 
 
 class Account:
@@ -107,9 +63,3 @@ class Account:
         if is_own and self.balances[0 if is_free else 1] > 0:
             return len(probs)
         return rule.n_of_small_risk(probs, plain, constants.SMALL_RISK, reading, step, n_per_step)
-
-
-def _log_odds(probability: float) -> float:
-    least = constants.MIN_PROBABILITY
-    probability = min(max(probability, least), 1 - least)
-    return math.log(probability / (1 - probability))

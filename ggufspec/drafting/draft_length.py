@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
-from ggufspec.drafting.acceptance import Acceptance, Account, SecondChoice
+from ggufspec.drafting.acceptance import Acceptance, Account
 from ggufspec.drafting.cost_model import CostModel
 
 # Indexed by native/draft_length.h's Stop.
@@ -88,7 +88,10 @@ class LengthPolicy:
         self.rule = _native.LengthRule(by_draft, block_bonus)
         self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
         self._before = _native.AcceptanceModel(*prior.by_target)
-        self.second = SecondChoice(prior.second, memory)
+        # Of branches, given that all siblings before them were rejected: a second choice of the
+        # draft model, by the gap of the remaining tokens; what n-grams predict, by its log-odds.
+        self.second = _native.AcceptanceModel(*prior.second, weight, memory)
+        self.by_ngrams = _native.AcceptanceModel(*constants.NGRAM_BESIDE, weight, memory)
         # Probability that the draft model's next token is accepted.
         self.mean_acceptance = constants.FIXED_ACCEPTANCE
         self._n_observed, self._sum_observed = 0, 0.0  # number and sum of observed acceptances

@@ -6,6 +6,7 @@ to be drawn: so a text keeps the target's distribution.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from ggufspec import _native
 from ggufspec.decoding.sampling import Rows, Sampling, draw
 from ggufspec.decoding.tree import n_equal, path_to
 from ggufspec.decoding.types import Logits, Uniforms
+from ggufspec.drafting import constants
 from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.strategies.ngram import Prediction
 from ggufspec.errors import DecodeError, NoRoomError
@@ -58,7 +60,6 @@ class Growth:
     def __init__(self, materials: Materials, rows: Rows, uniforms: Uniforms) -> None:
         """`rows[i]`: the distribution that node i is drawn from. `uniforms`: one for each node."""
         self._policy = materials.policy
-        self._second = materials.policy.second
         self._rows = rows
         self._uniforms = uniforms
         self._n_leaves_left = materials.n_leaves - 1
@@ -170,13 +171,13 @@ class Growth:
         gap = rows.gap_without(i, token)
         acceptance = target.second_choice(i, rows, i, token) if gap >= 0 else -1.0
         if acceptance >= 0:
-            self._second.observe_model(gap, acceptance)
+            self._policy.second.observe(gap, acceptance)
         if self._beside is not None and self._beside[0] == i:
             _, other, probability = self._beside
             excess = 1 - target.overlap(i, rows, i)
             if excess > 0:
                 found = max(target.of(i, other) - rows.of(i, other), 0.0) / excess
-                self._second.observe_ngrams(probability, min(found, 1.0))
+                self._policy.by_ngrams.observe(_log_odds(probability), min(found, 1.0))
 
     def _add_ngrams(self, predicted: Prediction) -> None:
         tokens, probs, n_chain = predicted.tokens, predicted.probs, len(self._tokens)
@@ -208,7 +209,8 @@ class Growth:
         gap = self._rows.gap_without(node, self._tokens[node])
         if gap >= 0:  # another token is left
             parent = self._parents[node]
-            value = left * self._second.of_model(gap, self._parents.count(parent))
+            value = left * self._policy.second.probability(gap)
+            value *= constants.FURTHER_CHOICE ** (self._parents.count(parent) - 1)
             new = _Candidate(_Kind.SIBLING, value, parent, adds_leaf=True, after=node, left=left)
             self._candidates.append(new)
 
@@ -302,7 +304,7 @@ class Growth:
             return
         first, *rest = certain.probs
         if certain.is_beside:
-            first = self._second.of_ngrams(first)
+            first = self._policy.by_ngrams.probability(_log_odds(first))
         adds_leaf = certain.is_beside
         for value in accumulate([certain.left * first, *rest], mul):
             yield value, _Candidate(_Kind.CERTAIN, value, certain.parent, adds_leaf)
@@ -321,3 +323,9 @@ class Growth:
 
     def _ends(self, node: int) -> bool:
         return self._tokens[node] in self._stop_tokens
+
+
+def _log_odds(probability: float) -> float:
+    least = constants.MIN_PROBABILITY
+    probability = min(max(probability, least), 1 - least)
+    return math.log(probability / (1 - probability))
