@@ -9,7 +9,7 @@ import numpy as np
 from ggufspec import _native
 from ggufspec.decoding.sampling_options import Sampling as Sampling
 from ggufspec.decoding.tree import leaves, path_to
-from ggufspec.decoding.types import Draft, Logits, Masks, Probs, token_array
+from ggufspec.decoding.types import Logits, Masks, Probs, token_array
 from ggufspec.errors import DecodeError
 
 Rows = _native.Rows  # distributions in the extension; numpy.asarray(rows) is (n, n_vocab)
@@ -66,20 +66,6 @@ def as_rows(probs: Probs) -> Rows:
     rows = Rows(len(weights), weights.shape[1])
     rows.append_weights(weights)
     return rows
-
-
-def expected_lengths(
-    draft: Draft, target_probs: Probs, horizon: int, temperatures: Sequence[float]
-) -> list[float]:
-    """For each temperature, the expected number of accepted tokens of a draft drawn at it.
-
-    Counts the first `horizon` tokens, under block verification. An estimate from the tokens that
-    were drawn, which must have `draft.probs`: too low for temperatures far from theirs.
-    """
-    assert draft.probs is not None
-    return _native.expected_lengths(
-        as_rows(target_probs), as_rows(draft.probs), draft.tokens, horizon, temperatures
-    )
 
 
 def _masks(

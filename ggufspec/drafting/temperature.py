@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ggufspec import _native
 from ggufspec.common import defaults, validate
-from ggufspec.decoding.sampling import as_rows, expected_lengths
+from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Draft, Probs
 from ggufspec.drafting import constants
 from ggufspec.errors import OptionError
@@ -60,10 +61,12 @@ class DraftTemperature:
             every = 1
         if self._n_rounds % every == 0:
             assert draft.probs is not None
-            n_row = as_rows(draft.probs).n_values / len(draft.tokens)
+            target, rows = as_rows(target_probs), as_rows(draft.probs)
+            n_row = rows.n_values / len(draft.tokens)
             most = int(constants.N_TEMPERATURE_VALUES / len(self.choices) / max(n_row, 1))
-            horizon = max(1, min(constants.TEMPERATURE_HORIZON, most, draft.n_chain))
-            self._learn(expected_lengths(draft, target_probs, horizon, self.choices))
+            n = max(1, min(constants.TEMPERATURE_HORIZON, most, draft.n_chain))
+            # Too low for temperatures far from the one that the tokens were drawn at.
+            self._learn(_native.expected_lengths(target, rows, draft.tokens, n, self.choices))
         self._n_rounds += 1
 
     @property
