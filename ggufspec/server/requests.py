@@ -64,7 +64,16 @@ def parse_request(
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
         tools = _tools_of(body, engine)
-        prompt = _chat_prompt(body, tools, engine)
+        if engine.chat_template is None:
+            raise PromptError("this model has no chat template; use /v1/completions")
+        if body.top_logprobs and not body.logprobs:
+            raise OptionError("top_logprobs needs 'logprobs': true")
+        prompt = engine.render(
+            [_for_template(message) for message in body.messages],
+            tools=tools,
+            variables=_variables_of(body),
+            continue_final_message=_continues_final_message(body),
+        )
         plan = plan_answer(body, tools, prompt, constraint, engine)
         prompts: Sequence[str | Sequence[int]] = [prompt]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -117,21 +126,6 @@ def _limit_of(body: GenerationBody) -> int | None:
     return body.max_tokens if limit is None else limit
 
 
-def _chat_prompt(
-    body: ChatRequest, tools: Sequence[Mapping[str, object]], engine: Engine
-) -> Sequence[int]:
-    if engine.chat_template is None:
-        raise PromptError("this model has no chat template; use /v1/completions")
-    if body.top_logprobs and not body.logprobs:
-        raise OptionError("top_logprobs needs 'logprobs': true")
-    return engine.render(
-        [_for_template(message) for message in body.messages],
-        tools=tools,
-        variables=variables_of(body),
-        continue_final_message=continues_final_message(body),
-    )
-
-
 def _for_template(message: ChatMessage) -> dict[str, Any]:
     made = message.model_dump(exclude_none=True)
     if called := made.pop("function_call", None):
@@ -144,8 +138,7 @@ def _for_template(message: ChatMessage) -> dict[str, Any]:
     return {"content": "", **made} if made["role"] == "tool" else made
 
 
-def variables_of(body: ChatRequest) -> dict[str, Any]:
-    """The variables of the chat template that a request sets. Raises OptionError."""
+def _variables_of(body: ChatRequest) -> dict[str, Any]:
     effort, variables = body.reasoning_effort, body.chat_template_kwargs or {}
     if found := _FIELDS_OF_TEMPLATES & variables.keys():
         raise OptionError(
@@ -155,7 +148,7 @@ def variables_of(body: ChatRequest) -> dict[str, Any]:
     return variables if effort is None else {"reasoning_effort": effort, **variables}
 
 
-def continues_final_message(body: ChatRequest) -> bool:
+def _continues_final_message(body: ChatRequest) -> bool:
     """Whether the text continues the last message instead of beginning one. Raises OptionError."""
     *_, before, last = None, *body.messages
     is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
@@ -205,10 +198,7 @@ def plan_answer(
     constraints: Mapping[str, Any],
     engine: Engine,
 ) -> AnswerPlan:
-    """The plan for the answer to a prompt. `constraints`: what the text must match, by option.
-
-    Raises OptionError.
-    """
+    """Raises OptionError. `constraints`: what the text must match, by option of the engine."""
     assert engine.chat_template is not None
     chat_format, vocab = format_of(engine.chat_template), engine.vocab
     if tools and not constraints.keys() <= {"json_schema"}:

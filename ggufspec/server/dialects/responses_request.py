@@ -215,10 +215,7 @@ class ResponseStore:
         self._n_bytes = 0
 
     def items(self, body: ResponsesRequest) -> list[StoredItem]:
-        """The conversation that a request continues: an earlier response's, and its own input.
-
-        Raises ApiError.
-        """
+        """The conversation: that of an earlier response, and the own input. Raises ApiError."""
         before: Sequence[StoredItem] = ()
         if (id := body.previous_response_id) is not None:
             if id not in self._found:

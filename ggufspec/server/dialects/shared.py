@@ -46,10 +46,7 @@ def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
 
 
 def of_type(what: str, *types: str | None, default: str | None = None) -> BeforeValidator:
-    """Refuses objects of other types by name, before their fields are checked.
-
-    An object without a type gets `default`.
-    """
+    """Refuses objects of other types by name, before their fields; without a type: `default`."""
 
     def check(value: object) -> object:
         if not isinstance(value, dict):

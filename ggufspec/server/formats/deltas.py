@@ -1,7 +1,4 @@
-"""Reads an answer that comes in pieces, and returns deltas of its parts.
-
-Generators read it, which yield when they need more text.
-"""
+"""Reads an answer that comes in pieces, by generators that yield when they need more text."""
 
 from __future__ import annotations
 
@@ -132,10 +129,7 @@ class ChatParser:
     """
 
     def __init__(self, reader: Reader, deltas: Deltas, steps: Steps[None], begun: str) -> None:
-        """`steps`: a new generator that reads from `reader` and writes to `deltas`.
-
-        `begun`: the beginning of the answer, if the prompt contains it.
-        """
+        """`steps`: new, from `reader` to `deltas`; `begun`: what the prompt has of the answer."""
         self._reader, self._deltas, self._steps = reader, deltas, steps
         next(steps)
         self.push(begun)
