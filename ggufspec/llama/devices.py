@@ -326,10 +326,9 @@ def _lines(path: Path) -> list[str]:
 def sysctl(*arguments: str) -> str:
     """What macOS's `sysctl` prints; empty if it fails."""
     try:
-        asked = subprocess.run(["sysctl", *arguments], capture_output=True, text=True)
+        return subprocess.run(["sysctl", *arguments], capture_output=True, text=True).stdout.strip()
     except OSError:
         return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def _siblings(cpu: int) -> str:
