@@ -279,24 +279,20 @@ class EngineWorker:
 
     def _start_choice(self, request: TextRequest) -> None:
         with self._ends_on_error(request):
-            index = request.pending.popleft()
-            if (seed := request.parsed.seed) is not None:
-                seed = (seed + index) % _N_SEEDS
-            prompt, options = request.prompt_of(index), request.parsed.options
-            n_top = request.parsed.n_top
-            echo = request.parsed.echo
-            has_scores = echo is not None and n_top is not None
+            parsed, index = request.parsed, request.pending.popleft()
+            prompt, n_top = request.prompt_of(index), parsed.n_top
+            has_scores = parsed.echo is not None and n_top is not None
             generation = Generation(
                 self._engine.pair,
                 prompt,
-                options,
-                seed=seed,
+                parsed.options,
+                seed=None if parsed.seed is None else (parsed.seed + index) % _N_SEEDS,
                 n_top=n_top,
                 prompt_logprobs=self._scores.known(prompt, n_top or 0) if has_scores else None,
             )
             generation.arrived_at = request.arrived_at
-            text = None if echo is None else echo[index // request.parsed.n]
-            request.choices.append(choice := RunningChoice(request, index, generation, text))
+            echo = None if parsed.echo is None else parsed.echo[index // parsed.n]
+            request.choices.append(choice := RunningChoice(request, index, generation, echo))
             self._echo(choice)
 
     def _echo(self, choice: RunningChoice) -> None:

@@ -193,19 +193,11 @@ class CallParser:
         begin, *more = words(parameter.begin)
         schema = self._schemas.get(name, {})
         has_begun = False
-        while True:
-            found = yield from reader.next_word(begin, *self.closers)
-            if found != begin:
-                reader.at -= len(found or "")
-                if not has_begun and not found:
-                    raise NoCallError
-                break
+        while (found := (yield from reader.next_word(begin, *self.closers))) == begin:
             for word in more:
                 yield from reader.next_word(word)
             key, is_string = yield from self._key(parameter)
             if key is None:
-                if not has_begun:
-                    raise NoCallError
                 break
             if not has_begun:
                 self._begin(name, id)
@@ -216,7 +208,11 @@ class CallParser:
                 types = {"string"} if is_string else types - {"string"} or {"any"}
             if not (yield from self._value(parameter, key, types)):
                 return
+        if found and found != begin:
+            reader.at -= len(found)
         if not has_begun:
+            if found in (None, begin):
+                raise NoCallError
             self._begin(name, id)
         self._deltas.end_object()
 
