@@ -29,10 +29,18 @@ class Account:
 
     Savings are added and losses subtracted. A share of the generated tokens is also added, so that
     a losing pair can try again. An upper limit keeps old savings from paying for many new losses.
+
+    `length`: the mean number of tokens of a text, which a draft model has to read a prompt for.
     """
 
     def __init__(self, balances: Sequence[float] = (constants.START_BALANCE,) * 2) -> None:
         self.balances = list(balances)
+        self.length, self._n_texts = constants.USUAL_LENGTH, 1.0
+
+    def observe_text(self, n_tokens: int) -> None:
+        """A text of `n_tokens` has ended."""
+        self._n_texts = min(self._n_texts + 1, constants.LENGTH_MEMORY)
+        self.length += (n_tokens - self.length) / self._n_texts
 
     def observe(self, n_tokens: int, saved: float, *, is_free: bool) -> None:
         """A round added `n_tokens` and saved `saved` plain passes (negative: lost them)."""

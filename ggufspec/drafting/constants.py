@@ -57,6 +57,10 @@ PRIOR_GAPS: Final = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)  # logits, of a new
 # Drafting starts again if its saving, over at least this number of tokens, pays for reading the
 # tokens that the draft model has not read [insensitive].
 READING_HORIZON: Final = 5
+# The draft model reads a prompt once that is expected to pay for the rest of the text. Tokens of a
+# text before any is known, and texts until one has lost most of its weight [judgement].
+USUAL_LENGTH: Final = 256.0
+LENGTH_MEMORY: Final = 8.0
 # The account of a pair (acceptance.py), in plain passes. A new pair, and each text with a seed,
 # starts with START_BALANCE for n-grams and the same for the draft model [recorded texts with seeds:
 # 0.64 and 2 equal within 0.2 %; with 2, an uncertain draft is evaluated too long].

@@ -103,7 +103,12 @@ class LengthPolicy:
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
         self.account = account or Account()
-        self._n_since_free = 0  # tokens since n-grams were last drafted
+        self._n_since_free = self._n_tokens = (
+            0  # tokens since n-grams were drafted, and of the text
+        )
+        self._n_most = math.inf  # of the text
+        # Prompt tokens that the draft model had not read when the text began; 0: it has by now.
+        self.n_prompt_unread = 0
         self._n_sharers = 1
         self._curve: Sequence[float] = ()  # same as the rule's
         self._is_current = False  # whether the rule was updated in this round
@@ -137,6 +142,8 @@ class LengthPolicy:
             self.rule.start(n_max)
             return Action.DRAFT if n_max > 0 else Action.SKIP
         self._n_unread = n_unread
+        if n_unread <= self.n_prompt_unread:
+            self.n_prompt_unread = 0
         self._grown = (0.0, 0, 0)
         self._update()
         n_affordable = self._n_affordable([self.mean_acceptance] * n_max, is_free=False)
@@ -159,18 +166,24 @@ class LengthPolicy:
 
     def _n_affordable(self, probs: Sequence[float], *, is_free: bool, is_own: bool = True) -> int:
         costs = self.costs
-        reading = (self._n_unread - 1) * costs.read
+        reading = 0.0 if self.n_prompt_unread else (self._n_unread - 1) * costs.read
         draft = () if is_free else (reading, costs.step, costs.n_per_step)
         return self.account.n_affordable(
             probs, self.rule, self._plain, *draft, is_free=is_free, is_own=is_own
         )
 
     def _pays_for_reading(self) -> bool:
-        """Whether drafting is expected to save more than reading the unread tokens costs."""
+        """Whether drafting is expected to save more than reading the unread tokens costs.
+
+        Other texts in the pass wait for it, too.
+        """
         saved = self._plain - 1 / self.rule.rate  # per token
         extra = (self._n_unread - 2) * self.costs.read  # two are unread after an accepted draft
-        horizon = max(self._n_since_free, constants.READING_HORIZON)
-        return extra <= horizon * saved
+        horizon: float = max(self._n_since_free, constants.READING_HORIZON)
+        if self.n_prompt_unread and self._n_since_free == self._n_tokens:
+            # A prompt is read for the rest of the text. The longer it is, the longer it goes on.
+            horizon = max(self.account.length - self._n_tokens, horizon)
+        return self._n_sharers * extra <= min(horizon, self._n_most - self._n_tokens) * saved
 
     def _should_measure_plain(self) -> bool:
         costs = self.costs
@@ -307,12 +320,13 @@ class LengthPolicy:
         if n_drafted or n_evaluated:
             curve = costs.per_text(self._n_sharers)
             seconds = curve[min(n_drafted, len(curve) - 1)] + costs.drafting(n_evaluated + n_steps)
-            if n_evaluated:
+            if n_evaluated and not self.n_prompt_unread:  # a prompt is read for the whole text
                 seconds += n_further * costs.read
             lost = seconds / self._plain - n_tokens
         self.account.observe(n_tokens, -lost, is_free=not n_evaluated)
         self._n_since_free = 0 if n_drafted and not n_evaluated else self._n_since_free + n_tokens
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
+        self._n_tokens += n_tokens
         self._n_rounds += 1
         self._n_without_gain += self._skipped in (NO_GAIN, NO_BALANCE) and self._n_sharers == 1
         self._is_current = False
@@ -324,16 +338,21 @@ class LengthPolicy:
             self._n_sharers = n_sharers
             self._is_current = False
 
-    def reads_ahead(self, n_prompt: int) -> bool:
-        """Whether the draft model should read a prompt before the first round, not when it drafts.
+    def reads_ahead(self, n_unread: int, n_most: int) -> bool:
+        """Whether the draft model should read a prompt before the first round.
 
-        If texts share passes, it may never draft, and reading delays all of them.
+        If not, it does so once that pays. `n_unread`: prompt tokens that it has not read;
+        `n_most`: maximum tokens of the text. Always for a fixed length.
         """
-        if self._n_sharers == 1:
+        self._n_since_free = self._n_tokens = 0
+        self._n_most = n_most
+        if self.is_fixed:
             return True
-        self._n_unread = n_prompt
+        self._n_unread = self.n_prompt_unread = n_unread
         self._update()
-        return bool(self.rule.drafts) and self._pays_for_reading()
+        if self.rule.drafts and self._pays_for_reading():
+            self.n_prompt_unread = 0
+        return not self.n_prompt_unread
 
     def advice(self) -> str | None:
         """What to change if this pair's draft does not pay; None if it does."""

@@ -225,6 +225,7 @@ class Generation:
         self._loop.close()
         n_prompt = max(self.n_prompt - self._room.n_dropped, 0)
         self._pair.texts.add_written(self._all_tokens, n_prompt)
+        self._policy.account.observe_text(len(self._tokens))
         if not self.is_reading:
             self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
         self._pair.profile.keep(self._policy, self._temperature)
@@ -329,27 +330,31 @@ class Generation:
         self._begun_at = perf_counter()
         slot = self._lease.take(self._prompt)
         self.session = slot.target
-        self._drafts: dict[str, DraftSession] = {}
-        if self._draft_reads_ahead:
-            if slot.draft is not None and self._has_model:
-                self._drafts["draft"] = slot.draft
-            if slot.draft_of_draft is not None and self._has_third_model:
-                self._drafts["draft of the draft"] = slot.draft_of_draft
         self._pieces = self._steps(self.prompt_logprobs, self._n_top)
         self.has_begun = True
 
     def _steps(self, found: list[TokenLogprobs] | None, n_top: int | None) -> Pieces:
+        slot, drafts = self._lease.slot, dict[str, DraftSession]()
+        if slot.draft is not None and self._draft_reads_ahead(slot.draft):
+            if self._has_model:
+                drafts["draft"] = slot.draft
+            if slot.draft_of_draft is not None and self._has_third_model:
+                drafts["draft of the draft"] = slot.draft_of_draft
         return self.reading.steps(
-            self.session, self._drafts, uses_head=self._has_model, found=found, n_top=n_top
+            self.session, drafts, uses_head=self._has_model, found=found, n_top=n_top
         )
 
-    @property
-    def _draft_reads_ahead(self) -> bool:
+    def _draft_reads_ahead(self, draft: DraftSession) -> bool:
         """Whether a draft model must process the prompt before the first round."""
         if not (self._has_model or self._has_third_model):
             return False
-        # A head reads hidden states, which the target does not keep.
-        return self._pair.head is not None or self._policy.reads_ahead(self.n_prompt)
+        # A head reads hidden states, which the target does not keep; what is on another device
+        # reads while the target does.
+        if self._pair.head is not None or self._pair.are_apart:
+            return True
+        tokens = self._all_tokens
+        n_known = 0 if self._repeats else draft.n_common(tokens)  # a seed repeats its draft lengths
+        return self._policy.reads_ahead(len(tokens) - n_known, self._room.n_end - len(tokens))
 
     def _end_reading(self) -> None:
         if self._room.n_dropped:

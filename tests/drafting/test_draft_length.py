@@ -423,12 +423,46 @@ def test_prompts_are_read_ahead_where_texts_share_passes_only_if_it_pays(
         costs.observe_target(n, 1.0 + each_further * (n - 1))
     costs.observe_draft(1, 0.05)
     policy = LengthPolicy(costs, both(3.0, 0.1))
-    assert policy.reads_ahead(2)
+    assert policy.reads_ahead(2, 100)
     policy.set_n_sharers(4)
-    assert policy.reads_ahead(2) == pays
-    assert not policy.reads_ahead(100_000)
-    policy.set_n_sharers(1)
-    assert policy.reads_ahead(100_000), "a text alone keeps no other one waiting"
+    assert policy.reads_ahead(2, 100) == pays
+    assert not policy.reads_ahead(100_000, 100)
+
+
+def reading() -> LengthPolicy:
+    """Drafts save 0.8 s a token; the draft model takes 0.1 s for each token of a prompt."""
+    policy = chosen([1.0] * 4, 0.1, prior=both(3.0, 0.0))
+    policy.costs.is_frozen = False
+    policy.costs.observe_draft(1, 0.1 + 100 * 0.1, n_further=100)
+    return policy
+
+
+def test_a_prompt_is_read_ahead_if_that_pays_for_the_text_that_is_expected() -> None:
+    policy = reading()
+    assert policy.reads_ahead(1000, 2000)
+    assert not policy.reads_ahead(1000, 50), "so short a text saves less"
+    assert not policy.reads_ahead(10_000, 2000)
+    for _ in range(20):
+        policy.account.observe_text(10)
+    assert not policy.reads_ahead(1000, 2000), "the texts before were short"
+    assert LengthPolicy().reads_ahead(10**6, 1), "a fixed length does not weigh costs"
+
+
+def test_a_prompt_that_was_not_read_is_read_once_the_text_is_long() -> None:
+    policy = reading()
+    policy.account.observe_text(10)
+    policy.account.observe_text(10)
+    n_prompt = 3000
+    assert not policy.reads_ahead(n_prompt, 5000)
+    n_written, balance = 0, policy.account.balances[1]
+    while policy.start_round(3, n_prompt + 1 + n_written) is not Action.DRAFT:
+        policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
+        n_written += 1
+    assert n_written == pytest.approx(0.1 * n_prompt / 0.8, rel=0.15)
+    assert policy.rule.should_evaluate()
+    policy.rule.should_draw(5.0)
+    policy.observe_round(Round([1], 1, 0, 0.1 * n_prompt, 1.0, 0.0))
+    assert policy.account.balances[1] > balance - 2, "the account does not pay for the prompt"
 
 
 def test_what_rejected_drafts_cost_is_limited() -> None:

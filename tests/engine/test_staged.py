@@ -131,7 +131,9 @@ def test_ctrl_c_ends_the_text_and_the_engine_goes_on(models: dict[str, Path]) ->
         for _ in range(2):
             engine.forget()
             with pytest.raises(KeyboardInterrupt):
-                engine.generate(PROMPTS[0], **GREEDY, drafter="staged", progress=interrupt)
+                engine.generate(
+                    PROMPTS[0], **GREEDY, drafter="staged", n_draft=6, progress=interrupt
+                )
         stream = engine.stream(PROMPTS[0], **GREEDY, drafter="staged", n_draft=6)
         next(stream)
         stream.close()

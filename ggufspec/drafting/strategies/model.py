@@ -74,7 +74,8 @@ class ModelDrafter:
         policy = self._policy
         is_new, self._n_before = len(tokens) <= self._n_before, len(tokens)
         if self._n_read is None or is_new:
-            self._n_read = len(tokens) - 1  # it has read the prompt, or the remaining text
+            # Of the prompt, or of the text that remains in the context.
+            self._n_read = len(tokens) - 1 - policy.n_prompt_unread
         elif has_read_more:
             self._n_read = min(self._n_read, n_same(self._context, token_array(tokens)))
         action = policy.start_round(n_max, len(tokens) - self._n_read)
