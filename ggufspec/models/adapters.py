@@ -36,14 +36,9 @@ Adapters = tuple[Adapter, ...]
 
 
 def adapters_of(name: str, given: object) -> Adapters:
-    """The adapters that an option lists, as paths or as pairs of a path and a scale.
-
-    Raises OptionError.
-    """
+    """The adapters that an option lists: paths, or (path, scale) pairs. Raises OptionError."""
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise OptionError(
-            f"{name} is {given!r}; it must be a list of files, or of (file, scale) pairs"
-        )
+        raise OptionError(f"{name} is {given!r}; it must be a list of files or (file, scale) pairs")
     adapters = []
     for each in given:
         path, scale = each if isinstance(each, (tuple, list)) and len(each) == 2 else (each, 1.0)
@@ -108,18 +103,15 @@ def _check_kind(header: Header, model: Header) -> None:
             "--target or --draft"
         )
     if (of := values.get("adapter.type")) != "lora":
-        raise ModelError(
-            f"{path} is an adapter of the type {of!r}; llama.cpp supports only the type 'lora'"
-        )
+        raise ModelError(f"{path} is an adapter of type {of!r}; llama.cpp supports only 'lora'")
     if _TOKENS in values:
         raise ModelError(
             f"{path} is an activated LoRA, which changes a text from its invocation tokens on; "
             "that is not supported. Use an ordinary LoRA adapter"
         )
     if header.architecture != model.architecture:
-        raise _misfit(
-            header, f"its architecture is {header.architecture}, the model's {model.architecture}"
-        )
+        of = header.architecture
+        raise _misfit(header, f"its architecture is {of}, the model's {model.architecture}")
 
 
 def _check_alpha(header: Header, adapter: Adapter) -> None:

@@ -59,8 +59,9 @@ def fetch(files: Sequence[RemoteFile], progress: NamedProgress | None = None) ->
 
 def _check_room(missing: Sequence[RemoteFile]) -> None:
     """Raise CacheError if the disk has no room, before anything is downloaded."""
-    parts = [part.stat().st_size for part in map(_part, missing) if part.is_file()]
-    n_needed = sum(file.size for file in missing) - sum(parts)
+    parts = [Path(f"{_blob(file)}{PART_SUFFIX}") for file in missing]
+    n_needed = sum(file.size for file in missing)
+    n_needed -= sum(part.stat().st_size for part in parts if part.is_file())
     folder = local.hub_cache()
     n_free = free_bytes(folder)
     if n_free is not None and n_free < n_needed:
@@ -133,7 +134,7 @@ class _PartFile:
     def __init__(self, file: RemoteFile, n_done: dict[str, int]) -> None:
         self._file = file
         self._n_done = n_done
-        self.path = _part(file)
+        self.path = Path(f"{_blob(file)}{PART_SUFFIX}")
         with _disk(file):
             self._open = FileIO(self.path, "a+")
             if self.path.stat().st_size > file.size:
@@ -268,11 +269,6 @@ def _digest(file: RemoteFile) -> hashlib._Hash:
 
 def _blob(file: RemoteFile) -> Path:
     return local.repo_folder(file.repo) / "blobs" / file.blob
-
-
-def _part(file: RemoteFile) -> Path:
-    blob = _blob(file)
-    return blob.with_name(blob.name + PART_SUFFIX)
 
 
 def _snapshot_path(file: RemoteFile) -> Path:

@@ -209,9 +209,8 @@ class GgufFile:
         """Whether `path` has the size and the header of this file."""
         try:
             with path.open("rb") as file:
-                return path.stat().st_size == self.n_bytes and (
-                    file.read(len(self.header)) == self.header
-                )
+                has_size = path.stat().st_size == self.n_bytes
+                return has_size and file.read(len(self.header)) == self.header
         except OSError:
             return False
 

@@ -33,16 +33,12 @@ DFLASH_BATCH = 64  # llama.cpp computes logits of each token of this batch, too
 
 @dataclass(frozen=True)
 class Block:
-    """The input with which a DFlash head drafts: the text's last token, then `mask` tokens.
-
-    n_candidates: number of tokens that DFlash2 scores per place, given the token before; 0: logits
-    of all tokens.
-    """
+    """The input with which a DFlash head drafts: the text's last token, then `mask` tokens."""
 
     n_tokens: int  # length of a block in training
     mask: int
     first: int = 1  # index of the first place that predicts, namely the next token of the text
-    n_candidates: int = 0
+    n_candidates: int = 0  # tokens that DFlash2 scores per place, given the token before; 0: all
     is_causal: bool = False  # a token of a block sees no later ones
 
 
@@ -100,9 +96,7 @@ def misfit(draft: Header, what: str) -> ModelError:
 
 
 def damaged(draft: Header, what: str) -> ModelError:
-    return ModelError(
-        f"{draft.paths[0]} cannot be used as {kind_of(draft)}: {what}. Convert it again"
-    )
+    return ModelError(f"{draft.paths[0]} is no valid {kind_of(draft)}: {what}. Convert it again")
 
 
 _N_TARGET_LAYERS = 3  # read by an EAGLE-3 head
@@ -232,11 +226,9 @@ def _check_dflash_tensors(
         wanted["output.weight"] = (width, n_own)
     if block.n_candidates > n_own:
         raise damaged(draft, f"it scores {block.n_candidates} of {n_own} tokens")
-    for name, shape in wanted.items():
-        if shapes.get(name) != shape:
-            raise damaged(
-                draft, f"{name} is {_shape(shapes.get(name))}; it must be {_shape(shape)}"
-            )
+    for name, needed in wanted.items():
+        if (found := shapes.get(name)) != needed:
+            raise damaged(draft, f"{name} is {_shape(found)}; it must be {_shape(needed)}")
     if "d2t" in shapes:
         _check_d2t(draft, draft.n_vocab)
 
@@ -250,9 +242,7 @@ def _check_eagle3_tensors(target: Header, draft: Header, width: int) -> None:
     n_embd, n_heads = draft.number("embedding_length"), draft.number("attention.head_count")
     if draft.n_layers != 1 or not n_heads:
         raise damaged(draft, f"it has {draft.n_layers} layers of {n_heads} heads; one is needed")
-    lengths = {
-        draft.number(f"attention.{kind}_length", n_embd // n_heads) for kind in ("key", "value")
-    }
+    lengths = {draft.number(f"attention.{of}_length", n_embd // n_heads) for of in ("key", "value")}
     if len(lengths) > 1:
         raise damaged(draft, "its keys and values have different lengths")
     n_vocab, d2t = draft.n_vocab, shapes.get("d2t")
@@ -267,9 +257,7 @@ def _check_eagle3_tensors(target: Header, draft: Header, width: int) -> None:
         shape, whose = shapes.get(name), "it has"
         if shape is None:  # the head uses the target's tensor
             if n_embd != width:
-                raise misfit(
-                    draft, f"{n_embd} wide without its own {name}, and the target {width} wide"
-                )
+                raise misfit(draft, f"{n_embd} wide without its own {name}, and the target {width}")
             shape, whose = (width, target.n_vocab), "the target has"
         if shape[0] != n_embd or shape[1] < n_rows or (name[0] == "o" and shape[1] != n_rows):
             raise misfit(

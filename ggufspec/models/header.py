@@ -184,10 +184,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file, and of the other files of a split one.
-
-    Raises ModelError for files that are missing, truncated or damaged.
-    """
+    """The header of a GGUF file, joined with the others of a split model. Raises ModelError."""
     made = first = read_one(path)
     n_files = first.values.get("split.count", 1)
     if isinstance(n_files, int) and n_files > 1:

@@ -59,10 +59,7 @@ def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFac
 
 
 def is_head(header: Header) -> bool:
-    """Whether a file is a draft head only, which cannot write text by itself.
-
-    Raises ModelError for a LoRA adapter.
-    """
+    """Whether a file is a draft head only. Raises ModelError for a LoRA adapter."""
     check_no_adapter(header)
     return is_mtp_alone(header) or header.architecture in KINDS
 
@@ -132,10 +129,7 @@ def _check_rotation(draft: Header) -> None:
 
 def _sidecar(target: Header, draft: Header) -> HeadFacts:
     if draft.architecture != target.architecture:
-        raise misfit(
-            draft,
-            f"of the architecture {draft.architecture}, and the target of {target.architecture}",
-        )
+        raise misfit(draft, f"for {draft.architecture}, and the target is {target.architecture}")
     if why := _why_no_mtp(draft):
         raise ModelError(f"{draft.paths[0]} {why}. Use another draft")
     width, wanted = draft.number("embedding_length"), target.number("embedding_length")
@@ -181,9 +175,7 @@ def _windows(header: Header) -> list[bool]:
     """Whether each layer has a sliding window. Raises ModelError."""
     found = header.values.get(f"{header.architecture}.attention.sliding_window_pattern")
     if not isinstance(found, list) or len(found) != header.n_layers:
-        raise header.damaged(
-            f"its sliding_window_pattern is not a list of {header.n_layers} layers"
-        )
+        raise header.damaged(f"its sliding_window_pattern is no list of {header.n_layers} layers")
     return [bool(each) for each in found]
 
 

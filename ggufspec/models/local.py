@@ -143,10 +143,7 @@ def find(wanted: ModelEntry | HubFiles | HubQuant | TrimEntry) -> tuple[Path, ..
 
 
 def cached_models() -> Iterator[tuple[Path, ...]]:
-    """The files of each complete GGUF model in the cache, once for each snapshot that has it.
-
-    The first file of each model is the one to load.
-    """
+    """The files, first the one to load, of each complete model in each snapshot of the cache."""
     for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
         yield from models_in(folder, "**/*")
 

@@ -108,10 +108,7 @@ def shapes_of_pair(target: str, draft: str | None) -> tuple[ModelShape, ModelSha
 
 
 def shape_of_name(name: str) -> ModelShape:
-    """The shape of a named model: from its file if it is on this machine, else from the registry.
-
-    Raises ModelError if it is in neither.
-    """
+    """The shape of a named model, from its file, else from the registry. Raises ModelError."""
     registry = load_registry()
     if (paths := locate(name, registry)) is not None:
         return shape_of(read_header(paths[0]))

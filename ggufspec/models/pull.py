@@ -110,10 +110,7 @@ class Mismatch:
 
 
 def check(entry: ModelEntry) -> Iterator[Mismatch]:
-    """Compare a registered model with the hub: yields each mismatch.
-
-    Raises DownloadError if the hub does not answer, or has no such repository.
-    """
+    """Compare a registered model with the hub: yields each mismatch. Raises DownloadError."""
     there = hub.list_files(entry.repo, entry.revision)
     for path in entry.files:
         if path not in there:

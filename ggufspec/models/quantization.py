@@ -17,13 +17,9 @@ _Shaped = tuple[str, tuple[int, ...]]  # the innermost dimension first, as in a 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How the tensors of an architecture differ from those of the Llama family.
+    """How the tensors of an architecture differ from those of the Llama family."""
 
-    is_gated: the feed-forward network has three matrices; otherwise it has two, every matrix has a
-    bias, and norms are LayerNorm.
-    """
-
-    is_gated: bool = True
+    is_gated: bool = True  # three feed-forward matrices; else two, biases of all, and LayerNorm
     has_query_biases: bool = False
     has_query_norms: bool = False
     has_positions: bool = False  # learned position embeddings

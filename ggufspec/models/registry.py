@@ -191,10 +191,7 @@ def user_registry_path() -> Path | None:
 
 
 def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
-    """Parse (file name, TOML text) pairs; entries of later files replace earlier ones.
-
-    Raises OptionError that names the file and the key.
-    """
+    """Parse (file name, TOML text) pairs; later entries replace earlier. Raises OptionError."""
     shapes: dict[str, Dimensions] = {}
     models: dict[str, ModelEntry] = {}
     pairs: dict[str, ModelPair] = {}
@@ -223,9 +220,7 @@ def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelE
     _check_name(name, table)
     shape = table.take("shape", str, required=False)
     if shape is not None and shape not in shapes:
-        raise table.wrong(
-            f"shape is {shape!r}; there is no [shapes] entry of that name", shape, shapes
-        )
+        raise table.wrong(f"shape is {shape!r}; there is no [shapes] entry for it", shape, shapes)
     entry = table.fill(ModelEntry, alias=name, shape=shapes.get(shape or ""))
     if not _REPO.fullmatch(entry.repo):
         raise table.wrong(f"repo is {entry.repo!r}; it must be user/repo")

@@ -134,10 +134,7 @@ class ModelMemory:
         return self.buffers.whole + (self.buffers.copies if n_gpus > 1 else 0)
 
     def use(self, n_gpu_layers: int, has_gpu: bool = False) -> MemoryUse:
-        """The memory with `n_gpu_layers` layers on one GPU.
-
-        `has_gpu`: a GPU computes prompts even if it holds no layers.
-        """
+        """The memory with layers on one GPU; `has_gpu`: it computes prompts even without any."""
         on_gpu = self._sums[n_gpu_layers]
         n_weights = self._weights[-1] - self._weights[n_gpu_layers] + self._n_kept
         packed = round(_PACKED.get(self.shape.matrix_type, 0.0) * n_weights)

@@ -23,10 +23,7 @@ _MAY_BE_SLOW = re.compile(r"[*+}|][^()]*\)[*+{]")
 
 
 class Override(NamedTuple):
-    """The buffer type for tensors whose names match a regular expression.
-
-    If several overrides match a tensor, the first one applies.
-    """
+    """The buffer type for tensors whose names match a regular expression; the first applies."""
 
     pattern: str
     buffer: str = CPU

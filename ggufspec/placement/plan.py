@@ -28,10 +28,7 @@ _KV_BLOCK = 32  # a quantized cache packs this many numbers of a head together
 
 @dataclass(frozen=True)
 class PlacementOptions(CacheParams):
-    """The user's options; the plan chooses those that are None, and n_ctx if it is 0.
-
-    Predicted speeds do not include the draft of the draft.
-    """
+    """The user's options; the plan chooses those that are None, and n_ctx if it is 0."""
 
     n_ctx: int = 0
     n_ctx_usual: int = defaults.N_CTX  # limit of a context that the plan chooses
@@ -45,16 +42,14 @@ class PlacementOptions(CacheParams):
     n_cpu_ffn_draft: int = 0
     n_draft: int | None = None
     acceptance: float = defaults.ACCEPTANCE
-    draft_of_draft: ModelShape | None = None  # placed on the draft's device
+    draft_of_draft: ModelShape | None = None  # on the draft's device; not in predicted speeds
 
 
 @dataclass(frozen=True)
 class OffloadPlan:
     """Where everything goes, and the predicted speed.
 
-    Layers are counted as in llama.cpp, with the output as one more layer. `n_cpu_ffn`: number of
-    first layers whose experts or dense feed-forward networks stay on the CPU even if the layer is
-    on a GPU.
+    Layers are counted as in llama.cpp, with the output as one more layer.
     """
 
     n_gpu_layers: int
@@ -69,7 +64,7 @@ class OffloadPlan:
     plain_tokens_per_second: float
     fits: bool
     offloads: bool = True  # a GPU computes prompts for the host's layers, too, and needs buffers
-    n_cpu_ffn: int = 0
+    n_cpu_ffn: int = 0  # first layers whose experts or feed-forward stay on the CPU in any case
 
 
 def plan_offload(

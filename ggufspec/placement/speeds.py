@@ -61,16 +61,13 @@ def known_bandwidth(description: str) -> float | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU or another device that computes layers.
-
-    `slowness`: measured seconds divided by those predicted from the bandwidth; 1 if not measured.
-    """
+    """A GPU or another device that computes layers."""
 
     name: str
     n_free: int
     bandwidth: float | None = None  # nominal bytes/s; None: looked up by `name`
     is_remote: bool = False  # it belongs to an RPC server, and takes layers of the target only
-    slowness: float = 1.0
+    slowness: float = 1.0  # measured seconds, divided by predicted ones; 1: not measured
     slope: float = GPU_SLOPE  # cost of each further token of a batch, in passes over one token
     is_shared: bool = False  # it uses the machine's memory
 

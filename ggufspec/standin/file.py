@@ -171,9 +171,7 @@ def _check(of: Header, n_vocab: int) -> None:
         )
     for tensor in of.tensors:
         if not (_LAYERED.fullmatch(tensor.name) or _ENDS.fullmatch(tensor.name)):
-            raise ModelError(
-                f"{of.name} has a tensor {tensor.name}, which stand-ins do not support"
-            )
+            raise ModelError(f"{of.name} has {tensor.name}, which stand-ins do not support")
         types = _MATRIX_TYPES if len(tensor.shape) > 1 else _VECTOR_TYPES
         if tensor.name.endswith("ffn_gate_inp.weight"):
             types = set(FLOATS)
@@ -183,9 +181,7 @@ def _check(of: Header, n_vocab: int) -> None:
                 f"supported are {', '.join(sorted(types))}"
             )
     if n_vocab < _LEAST_VOCABULARY:
-        raise ModelError(
-            f"{of.name} has {n_vocab} tokens: a stand-in needs at least {_LEAST_VOCABULARY}"
-        )
+        raise ModelError(f"{of.name} has {n_vocab} tokens; at least {_LEAST_VOCABULARY} are needed")
     n_embd = of.number("embedding_length")
     width = n_embd // (2 if of.is_tied else 1)
     if 1 - math.sqrt(2 * math.log(n_vocab) / width) < _LEAST_MARGIN:

@@ -79,10 +79,7 @@ def padded_file(n_params: int) -> GgufFile:
 
 
 def cached_target(n_params: int, cache_dir: Path) -> Path | None:
-    """The padded target if it is in the cache folder already, else None.
-
-    Raises OptionError as `plan_dimensions`, never CacheError.
-    """
+    """The padded target if it is in the cache folder. Raises OptionError, never CacheError."""
     file = padded_file(n_params)
     path = cache_dir / _file_name(file)
     return path if file.is_at(path) else None
