@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 from ggufspec import _native
 from ggufspec.decoding.sampling import Rows, Sampling, draw
@@ -31,8 +31,7 @@ class _Kind(Enum):
     NEXT = auto()  # follows a leaf; needs a further step of the draft model
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(NamedTuple):
     """A node that could be added below `parent`; `value`: the probability that it is accepted."""
 
     kind: _Kind
@@ -43,8 +42,7 @@ class _Candidate:
     left: float = 0.0  # probability that its parent is accepted and the siblings so far are not
 
 
-@dataclass(frozen=True)
-class _Certain:
+class _Certain(NamedTuple):
     """Tokens that n-grams predict after node `parent`, with `probs` as in Prediction."""
 
     parent: int = -1
@@ -66,7 +64,7 @@ class Growth:
         self._stop_tokens = materials.stop_tokens
         self._tokens: list[int] = []
         self._parents: list[int] = []
-        self._values: list[float] = []  # the probability that each node is accepted
+        self._values = {-1: 1.0}  # the probability that each node is accepted; -1: the text
         self._declined: int | None = None  # the node of kind DECLINED
         self._held: Sequence[int] = ()  # the nodes that the draft model has read
         self._n_opened = 0  # number of chain nodes whose siblings are candidates
@@ -113,7 +111,7 @@ class Growth:
         """
         policy, rule = self._policy, self._policy.rule
         n_chain = len(self._tokens)
-        leaf, reached = n_chain - 1, self._reached(n_chain - 1)
+        leaf, reached = n_chain - 1, self._values[n_chain - 1]
         self._held = range(rule.n_evaluated - 1)
         self._add_ngrams(predicted)
         if self._rows.has_declined:
@@ -148,10 +146,10 @@ class Growth:
             n_read += len(path) - n_equal(path, self._held) - 1
             self._held = path
             self._draw_next(best, [value for value, _ in ranked], logits, sampling, context)
-        values = self._values[n_chain:]
-        if self._declined is not None:
-            del values[self._declined - n_chain]  # counted by the rule already
-        policy.observe_growth(sum(values), n_steps, n_read)
+        nodes = range(n_chain, len(self._tokens))
+        # The rule has counted the declined token already.
+        value = sum(self._values[node] for node in nodes if node != self._declined)
+        policy.observe_growth(value, n_steps, n_read)
 
     def rows_of(self, drawn: Sequence[int]) -> list[int]:
         """For each position in `drawn`, the row that has its distribution."""
@@ -184,7 +182,7 @@ class Growth:
         start = n_equal(tokens, self._tokens)
         if start == len(tokens) or (start == n_chain > 0 and self._ends(n_chain - 1)):
             return
-        left = self._reached(start - 1)
+        left = self._values[start - 1]
         is_beside = start < n_chain
         if is_beside:
             left -= self._values[start]
@@ -193,14 +191,14 @@ class Growth:
 
     def _most(self) -> list[float]:
         """Upper bounds of the candidates' values, best first."""
-        lefts = map(float.__sub__, [1.0, *self._values], self._values)
+        lefts = (self._values[node - 1] - self._values[node] for node in range(len(self._tokens)))
         others = (value for value, _ in self._ranked())
         return sorted([*lefts, *others], reverse=True)
 
     def _open_chain(self) -> None:
         """Add the siblings of the chain's nodes to the candidates."""
         for node in range(self._n_opened, len(self._tokens)):
-            self._open(node, self._reached(node - 1))
+            self._open(node, self._values[node - 1])
         self._n_opened = len(self._tokens)
 
     def _open(self, node: int, left: float) -> None:
@@ -255,9 +253,9 @@ class Growth:
         self._add_drawn(token, best.parent, value, left)
 
     def _add_node(self, token: int, parent: int, value: float) -> None:
+        self._values[len(self._tokens)] = value
         self._tokens.append(token)
         self._parents.append(parent)
-        self._values.append(value)
 
     def _add_drawn(self, token: int, parent: int, value: float, left: float) -> None:
         """Add a node that was drawn, and the candidates that it makes possible."""
@@ -267,7 +265,7 @@ class Growth:
             if certain.tokens[0] == token:
                 self._follow_ngrams(node)
             else:
-                self._certain = replace(certain, left=left - value, is_beside=True)
+                self._certain = certain._replace(left=left - value, is_beside=True)
         self._open(node, left)
         self._add_next(node)
 
@@ -317,9 +315,6 @@ class Growth:
         n_common = n_equal(path, self._held)
         n_lost = sum(self._values[node] for node in self._held[n_common:])
         return self._policy.step_price(len(path) - n_common - 1 + n_lost)
-
-    def _reached(self, node: int) -> float:
-        return 1.0 if node < 0 else self._values[node]
 
     def _ends(self, node: int) -> bool:
         return self._tokens[node] in self._stop_tokens
