@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -213,12 +213,16 @@ class ModelDrafter:
         self._policy.observe_gaps(map(target.gap, chosen))
         if draft is not self._drafted:
             return
-        n_accepted = verdict.n_accepted_of_chain
+        rows, n_accepted = self._rows, verdict.n_accepted_of_chain
+        assert rows is not None
+        nodes: Sequence[int] = self._drawn
         if self._growth is not None:
             self._growth.observe(target, n_accepted)
+            nodes = self._growth.rows_of(self._drawn)
         n_accepted = sum(i < min(n_accepted, len(draft.tokens)) for i in self._drawn)
-        gaps = map(target.gap, self._drawn)
-        self._policy.observe_verdict(n_accepted, self._acceptances(target), gaps)
+        # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
+        acceptances = map(target.overlap, self._drawn, repeat(rows), nodes)
+        self._policy.observe_verdict(n_accepted, acceptances, map(target.gap, self._drawn))
         if draft.tokens and self._draft_temperature.is_learning:
             self._draft_temperature.observe(draft, target_probs)
 
@@ -227,15 +231,6 @@ class ModelDrafter:
         staged = {} if self._bursts is None else self._bursts.notes()
         temperature = self._draft_temperature.temperature
         return {"draft_temperature": temperature, **self._forced.notes(), **staged}
-
-    def _acceptances(self, target: Rows) -> Iterator[float]:
-        """For LengthPolicy.observe_verdict: one acceptance per computed distribution."""
-        rows = self._rows
-        if rows is None:
-            return iter(())
-        nodes = self._drawn if self._growth is None else self._growth.rows_of(self._drawn)
-        # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
-        return map(target.overlap, self._drawn, repeat(rows), nodes)
 
 
 def make(materials: Materials) -> ModelDrafter:
