@@ -125,13 +125,12 @@ def _print_report(report: AuditReport) -> None:
             ("target: batches vs. single tokens", batch, batch.rounding),
             (name, rule, rule.resolution),
         )
-        render.echo_table(
-            ["Next-token distributions", "median", "largest", "positions", "resolution"],
-            [
-                [name, f"{of.median:.1g}", f"{of.largest:.1g}", str(of.n_positions), f"{least:.1g}"]
-                for name, of, least in compared
-            ],
-        )
+        rows = [
+            [name, f"{of.median:.1g}", f"{of.largest:.1g}", str(of.n_positions), f"{least:.1g}"]
+            for name, of, least in compared
+        ]
+        header = ["Next-token distributions", "median", "largest", "positions", "resolution"]
+        render.echo_table(header, rows)
         render.echo(
             "Distances are total variation: 0 for equal distributions, 1 for disjoint ones.\n"
             "Resolution is the distance due to numerical error; for batches: median rounding.\n"
@@ -152,18 +151,12 @@ def _print_report(report: AuditReport) -> None:
 
 def _print_sequences(found: Sequences, seed: int | None) -> None:
     interval = f"{100 * (1 - found.alpha):.4g} % interval"
-    render.echo_table(
-        ["Sampled texts, speculative - plain", "effect", interval, "p (Holm)"],
-        [
-            [
-                test.name,
-                f"{test.effect:.3f}",
-                "" if test.low is None else f"{test.low:.3f} to {test.high:.3f}",
-                f"{test.p_holm:.2g}",
-            ]
-            for test in found.tests
-        ],
-    )
+    rows = []
+    for test in found.tests:
+        between = "" if test.low is None else f"{test.low:.3f} to {test.high:.3f}"
+        rows.append([test.name, f"{test.effect:.3f}", between, f"{test.p_holm:.2g}"])
+    header = ["Sampled texts, speculative - plain", "effect", interval, "p (Holm)"]
+    render.echo_table(header, rows)
     share = found.n_accepted / found.n_drafted if found.n_drafted else 0.0
     render.echo(
         f"{found.n_texts} texts of each kind, {found.n_tokens_plain:,} and "

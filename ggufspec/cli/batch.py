@@ -184,9 +184,7 @@ def _results(
         "draft": plan.draft if plan.draft in (None, MTP) else _identity(plan.draft),
         "n_prompts": len(prompts),
         "prompts": digest(prompts),
-        "seed": plan.seed,
-        "chat": plan.chat,
-        "system": plan.system,
+        **{name: getattr(plan, name) for name in ("seed", "chat", "system")},
         **plan.settings,
         **load,
     }

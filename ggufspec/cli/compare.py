@@ -290,13 +290,9 @@ def _say(sentence: str) -> None:
 def _document(race: Race) -> dict[str, Any]:
     document: dict[str, Any] = {"prompt": race.prompt, "order": [PLAIN, SPECULATIVE]}
     for name, lane in zip(document["order"], race.lanes, strict=True):
-        document[name] = {
-            "text": lane.text,
-            "tokens": list(lane.tokens),
-            "finish_reason": lane.finish_reason,
-            "chunks": [asdict(piece) for piece in lane.pieces],
-            **render.stats_json(lane.stats),
-        }
+        told = {"text": lane.text, "tokens": list(lane.tokens), "finish_reason": lane.finish_reason}
+        chunks = [asdict(piece) for piece in lane.pieces]
+        document[name] = {**told, "chunks": chunks, **render.stats_json(lane.stats)}
     document["speedup"] = race.speedup
     document["same_text"] = race.first_difference is None
     document["parting"] = race.first_difference

@@ -182,19 +182,13 @@ def _row(mode: str, runs: Sequence[Stats]) -> dict[str, Any]:
 def _print_result(document: dict[str, Any]) -> None:
     plain, speculative = document["rows"]
     low, high = document["speedup_spread"]
-    render.echo_table(
-        ["", "tokens/s", "speed-up", "accepted", "tokens/round"],
-        [
-            ["plain", f"{plain['tokens_per_second']:.1f}", "1.00", "", "1.00"],
-            [
-                "speculative",
-                f"{speculative['tokens_per_second']:.1f}",
-                f"{document['speedup']:.2f} ({low:.2f} to {high:.2f})",
-                f"{speculative['accepted'] or 0:.1%}",
-                f"{speculative['mean_length']:.2f}",
-            ],
-        ],
-    )
+    speedup = f"{document['speedup']:.2f} ({low:.2f} to {high:.2f})"
+    accepted, length = f"{speculative['accepted'] or 0:.1%}", f"{speculative['mean_length']:.2f}"
+    rows = [
+        ["plain", f"{plain['tokens_per_second']:.1f}", "1.00", "", "1.00"],
+        ["speculative", f"{speculative['tokens_per_second']:.1f}", speedup, accepted, length],
+    ]
+    render.echo_table(["", "tokens/s", "speed-up", "accepted", "tokens/round"], rows)
     temperature, n_texts = document["settings"]["temperature"], document["n_texts"]
     render.echo(
         f"Medians of {n_texts} texts at temperature {temperature:g}. The large model is a stand-in "

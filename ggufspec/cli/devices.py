@@ -64,17 +64,10 @@ def _facts() -> tuple[dict[str, Any], list[str]]:
 def _print(document: dict[str, Any]) -> None:
     rows = [["device", "type", "free", "total", "nominal", "description"]]
     for device in document["devices"]:
-        bandwidth = device["bandwidth"]
-        rows.append(
-            [
-                device["name"],
-                device["type"],
-                format_bytes(device["n_free"]),
-                format_bytes(device["n_total"]),
-                f"{bandwidth / 1e9:.0f} GB/s" if bandwidth else "",
-                device["description"],
-            ]
-        )
+        rate = f"{device['bandwidth'] / 1e9:.0f} GB/s" if device["bandwidth"] else ""
+        free, total = format_bytes(device["n_free"]), format_bytes(device["n_total"])
+        named = [device["name"], device["type"]]
+        rows.append([*named, free, total, rate, device["description"]])
     has_bandwidth = any(row[4] for row in rows[1:])
     render.echo_rows([row if has_bandwidth else [*row[:4], row[5]] for row in rows])
     render.echo()

@@ -143,15 +143,13 @@ def load_with_bars(target: Path, draft: DraftFile | None, load_settings: dict[st
     """ggufspec.load with a bar for each slow model; prints its notes on stderr."""
     from ggufspec.engine.load import load
 
+    settings = {"n_remembered": 0, "cache_ram": 0, **load_settings}
     with late_bars() as bars:
-        engine = load(
-            target,
-            draft,
-            progress=lambda whose, share: bars.update(
-                f"Loading the {whose}", share, 1, unit="share"
-            ),
-            **{"n_remembered": 0, "cache_ram": 0, **load_settings},
-        )
+
+        def show(whose: str, share: float) -> None:
+            bars.update(f"Loading the {whose}", share, 1, unit="share")
+
+        engine = load(target, draft, progress=show, **settings)
     for line in engine.notes:
         render.note(line)
     return engine

@@ -153,7 +153,7 @@ def command(
             f"the target has {shape.n_vocab:,} tokens, the draft {shape_draft.n_vocab:,}: it "
             "drafts only tokens that both have, so fewer are accepted (--acceptance)"
         )
-    machine = _machine(shape, **hardware)
+    machine = _machine(shape, hardware)
     n_ctx, n_draft = wished["n_ctx"], wished["n_draft"]
     wished |= {
         "n_ctx": shape.n_ctx_train if n_ctx == 0 else n_ctx or 0,
@@ -187,30 +187,24 @@ def _is_head(name: str) -> bool:
     return paths is not None and is_head(read_header(paths[0]))
 
 
-def _machine(
-    shape: ModelShape,
-    vram: list[int] | None,
-    ram: int | None,
-    gpu_bandwidth: int | None,
-    ram_bandwidth: int | None,
-    rpc: tuple[str, ...],
-) -> Machine:
+def _machine(shape: ModelShape, hardware: Mapping[str, Any]) -> Machine:
     from ggufspec.engine.speeds import machine_for, measured
     from ggufspec.llama.devices import free_memory, gpus
     from ggufspec.llama.rpc import RpcConnections
     from ggufspec.placement import rpc_address as servers
 
+    vram, ram = hardware["vram"], hardware["ram"]
     if vram is None:
-        with closing(RpcConnections(servers.addresses("--rpc", rpc))) as remote:
+        with closing(RpcConnections(servers.addresses("--rpc", hardware["rpc"]))) as remote:
             found = (*remote.gpus(), *gpus())
     else:
         found = tuple(Gpu("a GPU", round(size * _LIKELY_FREE)) for size in vram if size)
-    if gpu_bandwidth:
+    if gpu_bandwidth := hardware["gpu_bandwidth"]:
         found = tuple(replace(gpu, bandwidth=float(gpu_bandwidth)) for gpu in found)
     if ram is None and vram is None:
         ram = free_memory()
     machine = machine_for(found, ram, shape)
-    if ram_bandwidth:
+    if ram_bandwidth := hardware["ram_bandwidth"]:
         machine = replace(machine, host_bandwidth=float(ram_bandwidth))
     return measured(machine, shape.n_bytes) if vram is None else machine
 
@@ -250,18 +244,14 @@ def _print(
     for i, (name, plan) in enumerate(plans):
         if any(plan == other for _, other in plans[:i]):
             continue
-        rows.append(
-            [
-                name if plan.fits else f"{name}: too large",
-                f"{plan.n_gpu_layers}/{target.n_layers + 1}",
-                f"{ffn_name(target)} of {plan.n_cpu_ffn}" if _is_split(plan) else "",
-                f"{plan.n_gpu_layers_draft}/{placed.n_layers + 1}" if placed else "",
-                format_bytes(sum(plan.gpu_bytes)) if machine.gpus else "",
-                format_bytes(plan.host_bytes),
-                str(plan.n_draft) if plan.n_draft else "",
-                f"{plan.tokens_per_second:.2f}",
-            ]
-        )
+        place = name if plan.fits else f"{name}: too large"
+        layers = f"{plan.n_gpu_layers}/{target.n_layers + 1}"
+        split = f"{ffn_name(target)} of {plan.n_cpu_ffn}" if _is_split(plan) else ""
+        layers_draft = f"{plan.n_gpu_layers_draft}/{placed.n_layers + 1}" if placed else ""
+        on_gpus = format_bytes(sum(plan.gpu_bytes)) if machine.gpus else ""
+        memory = [on_gpus, format_bytes(plan.host_bytes)]
+        n, speed = str(plan.n_draft or ""), f"{plan.tokens_per_second:.2f}"
+        rows.append([place, layers, split, layers_draft, *memory, n, speed])
     render.echo_rows(rows)
     chosen = plans[0][1]
     if chosen.n_gpu_layers <= target.n_layers or chosen.n_cpu_ffn:

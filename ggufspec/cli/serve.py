@@ -191,17 +191,14 @@ def command(
             engine.check(text_settings.checked(settings))
             with late_bars() as bars:  # otherwise the first text with a seed would delay the others
                 calibrate_all(engine.pair, bars.prompt)
-            service = make_service(
-                engine,
-                ServerOptions(
-                    alias=alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
-                    api_keys=api_keys,
-                    hosts=_HOSTS if host in _LOOPBACK and not api_keys else None,
-                    max_tokens=n_tokens_max,
-                    defaults=settings,  # type: ignore[arg-type]
-                    **served,
-                ),
-            )
+            served |= {
+                "alias": alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
+                "api_keys": api_keys,
+                "hosts": _HOSTS if host in _LOOPBACK and not api_keys else None,
+                "max_tokens": n_tokens_max,
+            }
+            options = ServerOptions(defaults=settings, **served)  # type: ignore[arg-type]
+            service = make_service(engine, options)
             server = GracefulServer(
                 make_app(service),
                 service.worker,

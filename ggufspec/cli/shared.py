@@ -37,13 +37,8 @@ _SECTIONS: Final = {
     "compare",
     "Output": "form json_path resume retry_failed plot_path record speed color as_json verbose",
 }
-_SHORTER: Final = {
-    "INTEGER RANGE": "N",
-    "FLOAT RANGE": "X",
-    "INTEGER": "N",
-    "FLOAT": "X",
-    "N|AUTO": "N|auto",
-}
+_NUMBERS = {"INTEGER RANGE": "N", "FLOAT RANGE": "X", "INTEGER": "N", "FLOAT": "X"}
+_SHORTER: Final = {**_NUMBERS, "N|AUTO": "N|auto"}
 _FEW: Final = 12  # a command with so few options needs no sections
 
 
@@ -124,14 +119,9 @@ pair_options = pair_of(target_option(), draft_option(LOOKUP), draft_of_draft_opt
 
 def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Command]:
     """The options of a pair; without a target, the embedded pair. `without`: see draft_option."""
-    return pair_of(
-        target_option(required=False),
-        draft_option(without),
-        draft_of_draft_option,
-        offline_option,
-        size_option,
-        cache_dir_option,
-    )
+    drafts = (draft_option(without), draft_of_draft_option)
+    embedded = (size_option, cache_dir_option)
+    return pair_of(target_option(required=False), *drafts, offline_option, *embedded)
 
 
 DRAFT_LENGTH = OrWord(click.IntRange(1, defaults.N_DRAFT_LIMIT))

@@ -181,16 +181,8 @@ _BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS, *_REFUSED)
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)
 # The options that a server accepts as defaults for its requests.
-default_options = gathered(
-    "settings",
-    *shared.DRAFTING,
-    _TEMPERATURE,
-    *_SAMPLERS,
-    shared.seed_option,
-    *_REFUSED,
-    *shared.SHIFT,
-    make=_to_generate,
-)
+_DEFAULTS = (*shared.DRAFTING, _TEMPERATURE, *_SAMPLERS, shared.seed_option, *_REFUSED)
+default_options = gathered("settings", *_DEFAULTS, *shared.SHIFT, make=_to_generate)
 audited_options = gathered(
     "options", *only(shared.DRAFTING, "draft_temperature"), *_SAMPLING, make=_to_generate
 )
@@ -198,16 +190,9 @@ audited_options = gathered(
 
 def text_options(*others: Option) -> Callable[[Command], Command]:
     """All options of a text, and `others`, combined into the command's argument `settings`."""
-    return gathered(
-        "settings",
-        *shared.DRAFTING,
-        shared.stop_option,
-        shared.ignore_eos_option,
-        *shared.SHIFT,
-        *_SAMPLING,
-        *others,
-        make=_to_generate,
-    )
+    ends = (shared.stop_option, shared.ignore_eos_option, *shared.SHIFT)
+    texts = (*shared.DRAFTING, *ends, *_SAMPLING, *others)
+    return gathered("settings", *texts, make=_to_generate)
 
 
 def checked(settings: dict[str, Any]) -> CheckedOptions:

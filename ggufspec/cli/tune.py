@@ -92,14 +92,10 @@ def command(
     from ggufspec.bench import tune
     from ggufspec.drafting.profile_store import TunedSettings, obstacle
 
-    flash_attention = load_settings["flash_attention"]
-    given = TunedSettings(
-        load_settings["n_threads"],
-        load_settings["n_threads_draft"],
-        None if flash_attention == defaults.FLASH_ATTENTION else flash_attention,
-        load_settings["n_batch"],
-        load_settings["n_batch"],
-    )
+    threads = (load_settings["n_threads"], load_settings["n_threads_draft"])
+    attention, n_batch = load_settings["flash_attention"], load_settings["n_batch"]
+    attention = None if attention == defaults.FLASH_ATTENTION else attention
+    given = TunedSettings(*threads, attention, n_batch, n_batch)
     loaded = {**load_settings, "n_ctx": n_ctx, "n_draft_max": n_most, "tuned": False}
     target, draft = pair.find()
     if draft is None:
@@ -153,29 +149,26 @@ def _document(tuned: Tuned) -> dict[str, Any]:
     from ggufspec.bench.tune import best_length, break_even_acceptance
 
     costs, one = tuned.costs, tuned.passes[0].seconds
+    needed = {str(n): break_even_acceptance(costs, n) for n in range(1, len(tuned.passes))}
     best = [(each, *best_length(costs, each)) for each in ACCEPTANCE_RATES]
+    target = []
+    for measured in tuned.passes:
+        of_one = {"relative_to_one": measured.seconds / one}
+        per_token = {"seconds_per_token": measured.seconds / measured.n_tokens}
+        target.append({**asdict(measured), **of_one, **per_token})
     return {
         "chosen": asdict(tuned.chosen),
         "trials": [asdict(trial) for trial in tuned.trials],
         "attention": tuned.attention,
         "depth": tuned.depth,
-        "target": [
-            {
-                **asdict(measured),
-                "relative_to_one": measured.seconds / one,
-                "seconds_per_token": measured.seconds / measured.n_tokens,
-            }
-            for measured in tuned.passes
-        ],
+        "target": target,
         "draft": tuned.step
         and {
             "step": asdict(tuned.step),
             "reading": tuned.reading and asdict(tuned.reading),
             "step_relative_to_one": tuned.step.seconds / one,
             "cannot_pay": costs.draft_cannot_pay,
-            "break_even_acceptance": {
-                str(n): break_even_acceptance(costs, n) for n in range(1, len(tuned.passes))
-            },
+            "break_even_acceptance": needed,
             "best_lengths": [
                 {"acceptance": acceptance, "n_draft": n, "speedup": speedup}
                 for acceptance, n, speedup in best
@@ -191,15 +184,10 @@ def _print_report(found: dict[str, Any], matrix_type: str) -> None:
     _print_trials(found["trials"])
     passes, draft = found["target"], found["draft"]
     header = ["Tokens per pass", "ms", "relative to one", "ms/token"]
-    rows = [
-        [
-            str(row["n_tokens"]),
-            _ms(row["seconds"]),
-            f"{row['relative_to_one']:.2f}",
-            _ms(row["seconds_per_token"]),
-        ]
-        for row in passes
-    ]
+    rows = []
+    for row in passes:
+        relative, per_token = f"{row['relative_to_one']:.2f}", _ms(row["seconds_per_token"])
+        rows.append([str(row["n_tokens"]), _ms(row["seconds"]), relative, per_token])
     if draft:
         header += ["break-even acceptance"]
         needed = [f"{c:.0%}" if c else "never" for c in draft["break_even_acceptance"].values()]
@@ -231,14 +219,12 @@ def _print_trials(trials: Sequence[dict[str, Any]]) -> None:
     columns["draft step, ms"] = [each["draft_seconds"] for each in trials]
     columns["prompt, ms/token"] = [each["reading_seconds"] for each in trials]
     columns = {name: seconds for name, seconds in columns.items() if any(seconds)}
-    rows = [
-        [
-            _SETTINGS[trial["what"]].format(trial["value"], "" if trial["value"] == 1 else "s"),
-            *(_ms(seconds[i]) for seconds in columns.values()),
-            "chosen" if trial["is_chosen"] else "",
-        ]
-        for i, trial in enumerate(trials)
-    ]
+    rows = []
+    for i, trial in enumerate(trials):
+        value, what = trial["value"], _SETTINGS[trial["what"]]
+        times = [_ms(seconds[i]) for seconds in columns.values()]
+        chosen = "chosen" if trial["is_chosen"] else ""
+        rows.append([what.format(value, "" if value == 1 else "s"), *times, chosen])
     if rows:
         render.echo_table(["Setting", *columns, ""], rows)
 
@@ -253,11 +239,7 @@ def _print_draft(draft: dict[str, Any]) -> None:
         render.echo("Drafting cannot help, even if the target accepts every token.")
         return
     rows = [
-        [
-            f"{best['acceptance']:.0%}",
-            str(best["n_draft"]) if best["n_draft"] else "none",
-            f"{best['speedup']:.2f}",
-        ]
+        [f"{best['acceptance']:.0%}", str(best["n_draft"] or "none"), f"{best['speedup']:.2f}"]
         for best in draft["best_lengths"]
     ]
     render.echo_table(["acceptance rate", "best draft length", "speed-up"], rows)
