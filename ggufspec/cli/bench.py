@@ -104,7 +104,7 @@ _format_option = option(
     metavar="LIST",
     callback=_listed(NOT_NEGATIVE, "temperatures"),
 )
-@option("-p --prompt", "A single prompt.", metavar="TEXT")
+@option("-p --prompt", "A single prompt.")
 @option(
     "--prompts prompt_file",
     "Prompts: JSON lines with question_id, category, turns (Spec-Bench, MT-bench) or prompt, "

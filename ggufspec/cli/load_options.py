@@ -176,14 +176,13 @@ LOAD = (
         "linear]",
         type=click.Choice(("none", "linear", "yarn")),
     ),
-    option("--rope-scale", "Factor by which the context grows.", type=POSITIVE, metavar="X"),
-    option("--rope-freq-base", "Base frequency of positions.", type=POSITIVE, metavar="X"),
-    option("--rope-freq-scale", "1 / --rope-scale.", type=POSITIVE, metavar="X"),
+    option("--rope-scale", "Factor by which the context grows.", type=POSITIVE),
+    option("--rope-freq-base", "Base frequency of positions.", type=POSITIVE),
+    option("--rope-freq-scale", "1 / --rope-scale.", type=POSITIVE),
     option(
         "--yarn-orig-ctx",
         "Context size in training, for yarn.  [default: from the file]",
         type=AT_LEAST_1,
-        metavar="N",
     ),
 )
 load_options = gathered("load_settings", context_option, *LOAD)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     "File with a text that the answer may repeat, such as code before an edit. Tokens are drafted "
     "from it; it does not change the answer.",
     type=FILE,
-    metavar="FILE",
 )
 @option(
     "--prompt-cache",

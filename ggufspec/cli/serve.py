@@ -71,7 +71,6 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
         "turn without the earlier reasoning reads only what is new.",
         type=COUNT,
         default=defaults.CTX_CHECKPOINTS,
-        metavar="N",
     ),
 )
 @option(

@@ -193,7 +193,6 @@ SHIFT = (
         "Number of first tokens that --context-shift keeps; -1: the whole prompt.",
         type=click.IntRange(min=-1),
         default=0,
-        metavar="N",
     ),
 )
 

@@ -7,13 +7,13 @@ from time import monotonic
 
 import click
 
-from ggufspec.cli import render
+from ggufspec.cli import render, shared
 from ggufspec.cli.loading import late_bars
 from ggufspec.cli.parameters import PATH, SHARE, option
 from ggufspec.common.files import format_bytes
 
 
-@click.command(name="standin")
+@click.command(name="standin", cls=shared.SectionedCommand)
 @option(
     "--like",
     "The model to imitate: a registered name, user/repo:QUANT of a registered repository, "
@@ -24,7 +24,6 @@ from ggufspec.common.files import format_bytes
 @option(
     "--agreement",
     "For a draft: acceptance rate of a drafted token, if all tokens before it were accepted.",
-    metavar="X",
     type=SHARE,
     default=1.0,
 )
@@ -32,7 +31,6 @@ from ggufspec.common.files import format_bytes
     "--mtp-agreement",
     "For a target with an MTP head in its file, such as GLM-4.5: also write the head, with this "
     "acceptance rate.",
-    metavar="X",
     type=SHARE,
 )
 @option("-f --force", "Replace an existing file.", is_flag=True)

@@ -72,7 +72,6 @@ draft_text_option = option(
     "several times. Tokens are drafted from it; it does not change the answers.",
     type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
     multiple=True,
-    metavar="FILE",
 )
 load_options_with_texts = gathered(
     "load_settings", load_options.context_option, *load_options.LOAD, draft_text_option
