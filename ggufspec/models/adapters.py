@@ -103,7 +103,9 @@ def _check_kind(header: Header, model: Header) -> None:
             "--target or --draft"
         )
     if (of := values.get("adapter.type")) != "lora":
-        raise ModelError(f"{path} is an adapter of type {of!r}; llama.cpp supports only 'lora'")
+        raise ModelError(
+            f"{path} is an adapter of the type {of!r}; llama.cpp supports only the type 'lora'"
+        )
     if _TOKENS in values:
         raise ModelError(
             f"{path} is an activated LoRA, which changes a text from its invocation tokens on; "

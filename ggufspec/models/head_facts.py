@@ -96,7 +96,9 @@ def misfit(draft: Header, what: str) -> ModelError:
 
 
 def damaged(draft: Header, what: str) -> ModelError:
-    return ModelError(f"{draft.paths[0]} is no valid {kind_of(draft)}: {what}. Convert it again")
+    return ModelError(
+        f"{draft.paths[0]} cannot be used as {kind_of(draft)}: {what}. Convert it again"
+    )
 
 
 _N_TARGET_LAYERS = 3  # read by an EAGLE-3 head

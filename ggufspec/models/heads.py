@@ -129,7 +129,10 @@ def _check_rotation(draft: Header) -> None:
 
 def _sidecar(target: Header, draft: Header) -> HeadFacts:
     if draft.architecture != target.architecture:
-        raise misfit(draft, f"for {draft.architecture}, and the target is {target.architecture}")
+        raise misfit(
+            draft,
+            f"of the architecture {draft.architecture}, and the target of {target.architecture}",
+        )
     if why := _why_no_mtp(draft):
         raise ModelError(f"{draft.paths[0]} {why}. Use another draft")
     width, wanted = draft.number("embedding_length"), target.number("embedding_length")
@@ -175,7 +178,9 @@ def _windows(header: Header) -> list[bool]:
     """Whether each layer has a sliding window. Raises ModelError."""
     found = header.values.get(f"{header.architecture}.attention.sliding_window_pattern")
     if not isinstance(found, list) or len(found) != header.n_layers:
-        raise header.damaged(f"its sliding_window_pattern is no list of {header.n_layers} layers")
+        raise header.damaged(
+            f"its sliding_window_pattern is not a list of {header.n_layers} layers"
+        )
     return [bool(each) for each in found]
 
 

@@ -360,4 +360,6 @@ def _mapped(path: Path, start: int, n_bytes: int) -> NDArray[np.uint8]:
     try:
         return np.memmap(path, np.uint8, "r", start, (n_bytes,))
     except (OSError, ValueError) as error:  # ValueError: the file ends before
-        raise ModelError(f"{path} is truncated, or was changed meanwhile: try again") from error
+        raise ModelError(
+            f"{path} is truncated, or has changed since it was opened: try again"
+        ) from error
