@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from os import environ
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ggufspec import _native
 from ggufspec.common import child
@@ -90,9 +90,10 @@ def status() -> Status:
     if environ.get(VARIABLE) == "on":
         return Status(name, types)
     found = outcome("kernels", "try_kernels", instructions=name, extension=extension_files())
-    if found is None or not found.works:
+    if found is None or found.get(WORKS) is not True:
         return Status(None, {}, "a trial in a child process has failed")
-    return Status(name, {each: types[each] for each in found.words if each in types})
+    words = map(str, found.get("words") or ())
+    return Status(name, {each: types[each] for each in words if each in types})
 
 
 def slope(matrix_type: str) -> float | None:
@@ -158,13 +159,13 @@ def amx_works() -> bool:
         return chosen == "on"
     if (found := outcome(AMX, "try_amx")) is None:
         return False
-    if not found.works:
+    if not (works := found.get(WORKS) is True):
         logger.warning(
             "ggufspec: the AMX kernels of this llama.cpp build do not work (tried once, "
             "remembered): other kernels are used. %s=on uses AMX anyway, off hides this message",
             AMX_VARIABLE,
         )
-    return found.works
+    return works
 
 
 def leave_out(name: str) -> None:
@@ -176,26 +177,17 @@ def leave_out(name: str) -> None:
             i += 1
 
 
-class Outcome(NamedTuple):
-    """Whether kernels work, and the further words that the trial printed."""
+def outcome(name: str, function: str, **facts: object) -> Mapping[str, Any] | None:
+    """The stored or new document of a trial: whether it WORKS, and further "words" that it printed.
 
-    works: bool
-    words: Sequence[str] = ()
-
-
-def outcome(name: str, function: str, **facts: object) -> Outcome | None:
-    """The result of a function of kernel_trials, stored or new; None without a definite answer.
-
-    facts: what the result depends on besides the processor and llama.cpp's build. Without a
-    definite answer (no process could be started, a timeout), the next process tries again.
+    facts: what the result depends on besides the processor and llama.cpp's build. None without a
+    definite answer (no process could be started, a timeout): the next process tries again.
     """
     key = {"about": name, **build_key(), **facts}
-    if (known := profile_store.recall(key)) is None:
-        if (found := _tried(name, function)) is None:
-            return None
-        known = {WORKS: found.works, **({"words": [*found.words]} if found.words else {})}
+    known = profile_store.recall(key)
+    if known is None and (known := _tried(name, function)) is not None:
         profile_store.remember(key, known)
-    return Outcome(known.get(WORKS) is True, [str(each) for each in known.get("words") or ()])
+    return known
 
 
 def tell(*words: str) -> None:
@@ -245,7 +237,7 @@ def _files(paths: Sequence[Path]) -> dict[str, list[int]]:
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
-def _tried(name: str, function: str) -> Outcome | None:
+def _tried(name: str, function: str) -> dict[str, Any] | None:
     try:
         done = child.call("ggufspec.llama.kernel_trials", function)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -253,10 +245,10 @@ def _tried(name: str, function: str) -> Outcome | None:
     else:
         printed = (done.stdout.decode("ascii", "replace").splitlines() or [""])[-1].split()
         if done.returncode == 0 and printed and printed[0] in (WORKS, WRONG):
-            return Outcome(printed[0] == WORKS, printed[1:])
+            return {WORKS: printed[0] == WORKS} | ({"words": printed[1:]} if printed[1:] else {})
         crashes = [-getattr(signal, each, 0) for each in _CRASHES]
         if done.returncode and (done.returncode in crashes or done.returncode >= _WINDOWS_CRASH):
-            return Outcome(False)
+            return {WORKS: False}
         reason = f"the child process ended with code {done.returncode}"
     logger.warning(
         "ggufspec: the %s kernels could not be tried (%s); this process does not use them, "
