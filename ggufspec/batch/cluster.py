@@ -223,8 +223,11 @@ def _missing(node: str, models: Mapping[str, str | None], version: str) -> dict[
 
 
 def _absolute(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with absolute paths of models, as an actor has another working directory."""
-    return {**settings, **{role: os.path.abspath(at) for role, at in _given(settings).items()}}
+    """The settings with absolute paths, as an actor has another working directory."""
+    made = {**settings, **{role: os.path.abspath(at) for role, at in _given(settings).items()}}
+    if texts := settings.get("draft_texts"):
+        made["draft_texts"] = [os.path.abspath(path) for path in texts]
+    return made
 
 
 def _models(task: Mapping[str, Any]) -> list[str]:

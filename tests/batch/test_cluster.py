@@ -22,7 +22,7 @@ from patience import PATIENCE, comes_true, is_alive
 from ggufspec.batch import cluster as cluster_module
 from ggufspec.batch.cluster import RemoteProcess, check, cluster, threads_each
 from ggufspec.batch.run import BatchEvent, StartWorker, WorkerEvent
-from ggufspec.errors import ClusterError, ModelError, OptionError
+from ggufspec.errors import ClusterError, ModelError, OptionError, PromptError
 
 N_CPUS = 2
 
@@ -157,6 +157,12 @@ def test_adapters_are_looked_for_on_the_node(batch: BatchSetup, start: StartWork
     load = {"lora": [["/nowhere.gguf", 0.5]]}
     with pytest.raises(ModelError, match=r"cannot read /nowhere\.gguf; every node"):
         batch.run(texts(1), start=start, load=load)
+
+
+def test_draft_texts_have_absolute_paths_on_the_node(batch: BatchSetup, start: StartWorker) -> None:
+    wanted = re.escape(str(Path("nowhere.txt").absolute()))
+    with pytest.raises(PromptError, match=rf"the draft text {wanted} cannot be read"):
+        batch.run(texts(1), start=start, load={"draft_texts": ["nowhere.txt"]})
 
 
 def test_another_model_on_the_node(
