@@ -211,10 +211,9 @@ class BenchResults:
                 if len(text.drafted_by_position) != len(text.accepted_by_position):
                     raise ValueError("the counts by position have different lengths")
             return found
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            found = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise OptionError(
-                f"{where} is not as `ggufspec bench --json` writes it: {found}; {_REMEDY}"
+                f"{where} is not as `ggufspec bench --json` writes it: {error}; {_REMEDY}"
             ) from error
 
 
@@ -249,9 +248,12 @@ def _record(kind: type[Record], document: Any) -> Record:
     known = fields(kind)  # type: ignore[arg-type]
     if kind is RoundTiming:
         document = dict(zip((each.name for each in known), document, strict=False))
+    required = {each.name for each in known if each.default is MISSING}
+    if missing := sorted(name for name in required if name not in document):
+        raise ValueError(f"it has no {', '.join(map(repr, missing))}")
     given = {}
-    for each in sorted(known, key=lambda field: field.name):
-        if each.name in document or each.default is MISSING:
+    for each in known:
+        if each.name in document:
             value, needed = document[each.name], _hints(kind)[each.name]  # type: ignore[arg-type]
             if (inner := next(iter(get_args(needed)), None)) in _RECORDS:
                 value = [_record(inner, part) for part in value]
