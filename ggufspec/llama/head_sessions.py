@@ -24,6 +24,11 @@ from ggufspec.llama.saved_text import SavedText
 from ggufspec.models.head_facts import Block
 
 
+# States of the last tokens of a batch that are kept without cells: those of a round, of which some
+# may be rejected.
+_MOST_KEPT = 64
+
+
 @dataclass
 class Blocks:
     """What the sessions of a head that drafts blocks share; owner: that of the latest block."""
@@ -249,11 +254,6 @@ class Candidates:
         if not len(places):
             raise NoRoomError("the head has no distribution after this token")
         return int(places[0])
-
-
-# Hidden states of the last tokens of a batch that are kept: those of a round, of which some may be
-# rejected.
-_MOST_KEPT = 64
 
 
 class SharedCacheSession:

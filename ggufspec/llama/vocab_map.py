@@ -186,108 +186,6 @@ class VocabMap:
         return ()
 
 
-def map_of(target: Vocab, draft: Vocab) -> VocabMap | None:
-    """The map between two vocabularies; None if they are the same. Raises VocabError."""
-    difference = first_difference(target, draft)
-    return VocabMap(target, draft, difference) if difference else None
-
-
-def _usable(vocab: Vocab) -> dict[int, int]:
-    """The kinds (bits of llama_token_attr) of all tokens but unknown and unused ones."""
-    attribute, pointer = llama_cpp.llama_vocab_get_attr, vocab.pointer
-    kinds = ((token, attribute(pointer, token)) for token in range(vocab.n_tokens))
-    return {token: kind & (_TEXT | _CONTROL) for token, kind in kinds if kind & (_TEXT | _CONTROL)}
-
-
-def _pairs(
-    target: Vocab, ours: dict[int, int], draft: Vocab, theirs: dict[int, int]
-) -> list[tuple[int, int]]:
-    """The matching tokens (of the target, of the draft), each at most once."""
-    found: dict[int, int] = {}
-    if target.type == draft.type:
-        found = _matches(_by_name(target, ours), _by_name(draft, theirs))
-    taken = set(found.values())
-    if theirs := {token: kind for token, kind in theirs.items() if token not in taken}:
-        ours = {token: kind for token, kind in ours.items() if token not in found}
-        found |= _matches(_by_bytes(target, ours), _by_bytes(draft, theirs))
-        taken = set(found.values())
-    for here, there in ((target.eos, draft.eos), (target.eot, draft.eot)):
-        are_ends = here in target.stop_tokens and there in draft.stop_tokens
-        if are_ends and here not in found and there not in taken:
-            found[here] = there
-            taken.add(there)
-    return sorted(found.items())
-
-
-def _matches(ours: dict[object, int], theirs: dict[object, int]) -> dict[int, int]:
-    return {ours[key]: theirs[key] for key in ours.keys() & theirs.keys()}
-
-
-def _by_name(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
-    """Tokens by kind and name as stored; of several, the first."""
-    name, pointer = llama_cpp.llama_vocab_get_text, vocab.pointer
-    return {(kinds[token], name(pointer, token)): token for token in reversed(kinds)}
-
-
-def _by_bytes(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
-    """Tokens by the bytes that they write, control tokens by their names.
-
-    The first of several tokens is taken, a byte token only if there is no other: models do not
-    write ASCII in byte tokens.
-    """
-    found: dict[object, int] = {}
-    buffer = ctypes.create_string_buffer(256)
-    to_piece, pointer, size = llama_cpp.llama_token_to_piece, vocab.pointer, len(buffer)
-    for token in sorted(kinds, key=lambda token: kinds[token] & _BYTE):  # stable
-        n = to_piece(pointer, token, buffer, size, 0, True)
-        if piece := buffer[:n] if n >= 0 else vocab.shown(token):
-            found.setdefault((kinds[token] & _CONTROL, piece), token)
-    return found
-
-
-def first_difference(target: Vocab, draft: Vocab) -> str:
-    """The first difference of two vocabularies; empty if all tokens but padding are the same."""
-    if target.type != draft.type:
-        return f"the target's tokenizer is {target.type}, the draft's {draft.type}"
-    if abs(target.n_tokens - draft.n_tokens) > MAX_PADDING:
-        return f"the target has {target.n_tokens:,} tokens, the draft {draft.n_tokens:,}"
-    for token in range(min(target.n_tokens, draft.n_tokens)):
-        ours, theirs = target.name(token), draft.name(token)
-        if ours != theirs:
-            return f"token {token} is {ours!r} in the target and {theirs!r} in the draft"
-    for name, ours_id, theirs_id in (
-        ("beginning-of-text", target.bos, draft.bos),
-        ("end-of-text", target.eos, draft.eos),
-    ):
-        if ours_id != theirs_id:
-            return f"the {name} token is {ours_id} in the target and {theirs_id} in the draft"
-    return ""
-
-
-# Real text, because random tokens would make a mixture-of-experts model read all its experts.
-_PROSE = """\
-In the year of the great frost the river stood still from one bridge to the other, and people who \
-had never met each other walked across it with lanterns. A baker sold warm bread from a sledge; \
-two boys had built a tower out of ice (it was 12 feet high, they said, or nearly), and an old \
-captain, who trusted no water that he could not hear, watched them from the quay. "It will not \
-hold," he told everybody. "Nothing holds that begins so suddenly." But it held until March.
-"""
-
-
-def filler_tokens(vocab: Vocab, n_tokens: int) -> list[int]:
-    """`n_tokens` of English text; arbitrary tokens if the vocabulary cannot write it."""
-    try:
-        tokens = vocab.tokenize(_PROSE, add_special=False, parse_special=False)
-    except PromptError:
-        tokens = []
-    tokens = [token for token in tokens if 0 <= token < vocab.n_tokens]
-    tokens = [token for token in tokens if token not in vocab.stop_tokens]
-    if len(set(tokens)) < 2:
-        tokens = [token for token in range(vocab.n_tokens) if token not in vocab.stop_tokens]
-    tokens = tokens or list(range(vocab.n_tokens))
-    return [tokens[i % len(tokens)] for i in range(n_tokens)]
-
-
 class MappedSession:
     """A draft's session in the target's tokens; see decoding.types.Session.
 
@@ -396,3 +294,105 @@ class MappedSession:
             self._ends.append(len(self._read))
         self._text.extend(tokens[n:])
         return self._read
+
+
+def map_of(target: Vocab, draft: Vocab) -> VocabMap | None:
+    """The map between two vocabularies; None if they are the same. Raises VocabError."""
+    difference = first_difference(target, draft)
+    return VocabMap(target, draft, difference) if difference else None
+
+
+def _usable(vocab: Vocab) -> dict[int, int]:
+    """The kinds (bits of llama_token_attr) of all tokens but unknown and unused ones."""
+    attribute, pointer = llama_cpp.llama_vocab_get_attr, vocab.pointer
+    kinds = ((token, attribute(pointer, token)) for token in range(vocab.n_tokens))
+    return {token: kind & (_TEXT | _CONTROL) for token, kind in kinds if kind & (_TEXT | _CONTROL)}
+
+
+def _pairs(
+    target: Vocab, ours: dict[int, int], draft: Vocab, theirs: dict[int, int]
+) -> list[tuple[int, int]]:
+    """The matching tokens (of the target, of the draft), each at most once."""
+    found: dict[int, int] = {}
+    if target.type == draft.type:
+        found = _matches(_by_name(target, ours), _by_name(draft, theirs))
+    taken = set(found.values())
+    if theirs := {token: kind for token, kind in theirs.items() if token not in taken}:
+        ours = {token: kind for token, kind in ours.items() if token not in found}
+        found |= _matches(_by_bytes(target, ours), _by_bytes(draft, theirs))
+        taken = set(found.values())
+    for here, there in ((target.eos, draft.eos), (target.eot, draft.eot)):
+        are_ends = here in target.stop_tokens and there in draft.stop_tokens
+        if are_ends and here not in found and there not in taken:
+            found[here] = there
+            taken.add(there)
+    return sorted(found.items())
+
+
+def _matches(ours: dict[object, int], theirs: dict[object, int]) -> dict[int, int]:
+    return {ours[key]: theirs[key] for key in ours.keys() & theirs.keys()}
+
+
+def _by_name(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
+    """Tokens by kind and name as stored; of several, the first."""
+    name, pointer = llama_cpp.llama_vocab_get_text, vocab.pointer
+    return {(kinds[token], name(pointer, token)): token for token in reversed(kinds)}
+
+
+def _by_bytes(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
+    """Tokens by the bytes that they write, control tokens by their names.
+
+    The first of several tokens is taken, a byte token only if there is no other: models do not
+    write ASCII in byte tokens.
+    """
+    found: dict[object, int] = {}
+    buffer = ctypes.create_string_buffer(256)
+    to_piece, pointer, size = llama_cpp.llama_token_to_piece, vocab.pointer, len(buffer)
+    for token in sorted(kinds, key=lambda token: kinds[token] & _BYTE):  # stable
+        n = to_piece(pointer, token, buffer, size, 0, True)
+        if piece := buffer[:n] if n >= 0 else vocab.shown(token):
+            found.setdefault((kinds[token] & _CONTROL, piece), token)
+    return found
+
+
+def first_difference(target: Vocab, draft: Vocab) -> str:
+    """The first difference of two vocabularies; empty if all tokens but padding are the same."""
+    if target.type != draft.type:
+        return f"the target's tokenizer is {target.type}, the draft's {draft.type}"
+    if abs(target.n_tokens - draft.n_tokens) > MAX_PADDING:
+        return f"the target has {target.n_tokens:,} tokens, the draft {draft.n_tokens:,}"
+    for token in range(min(target.n_tokens, draft.n_tokens)):
+        ours, theirs = target.name(token), draft.name(token)
+        if ours != theirs:
+            return f"token {token} is {ours!r} in the target and {theirs!r} in the draft"
+    for name, ours_id, theirs_id in (
+        ("beginning-of-text", target.bos, draft.bos),
+        ("end-of-text", target.eos, draft.eos),
+    ):
+        if ours_id != theirs_id:
+            return f"the {name} token is {ours_id} in the target and {theirs_id} in the draft"
+    return ""
+
+
+# Real text, because random tokens would make a mixture-of-experts model read all its experts.
+_PROSE = """\
+In the year of the great frost the river stood still from one bridge to the other, and people who \
+had never met each other walked across it with lanterns. A baker sold warm bread from a sledge; \
+two boys had built a tower out of ice (it was 12 feet high, they said, or nearly), and an old \
+captain, who trusted no water that he could not hear, watched them from the quay. "It will not \
+hold," he told everybody. "Nothing holds that begins so suddenly." But it held until March.
+"""
+
+
+def filler_tokens(vocab: Vocab, n_tokens: int) -> list[int]:
+    """`n_tokens` of English text; arbitrary tokens if the vocabulary cannot write it."""
+    try:
+        tokens = vocab.tokenize(_PROSE, add_special=False, parse_special=False)
+    except PromptError:
+        tokens = []
+    tokens = [token for token in tokens if 0 <= token < vocab.n_tokens]
+    tokens = [token for token in tokens if token not in vocab.stop_tokens]
+    if len(set(tokens)) < 2:
+        tokens = [token for token in range(vocab.n_tokens) if token not in vocab.stop_tokens]
+    tokens = tokens or list(range(vocab.n_tokens))
+    return [tokens[i % len(tokens)] for i in range(n_tokens)]
