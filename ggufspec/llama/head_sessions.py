@@ -23,7 +23,6 @@ from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.saved_text import SavedText
 from ggufspec.models.head_facts import Block
 
-
 # States of the last tokens of a batch that are kept without cells: those of a round, of which some
 # may be rejected.
 _MOST_KEPT = 64
