@@ -134,7 +134,7 @@ class ModelMemory:
         return self.buffers.whole + (self.buffers.copies if n_gpus > 1 else 0)
 
     def use(self, n_gpu_layers: int, has_gpu: bool = False) -> MemoryUse:
-        """The memory with layers on one GPU; `has_gpu`: it computes prompts even without any."""
+        """The memory with layers on a GPU. `has_gpu`: one computes prompts even without layers."""
         on_gpu = self._sums[n_gpu_layers]
         n_weights = self._weights[-1] - self._weights[n_gpu_layers] + self._n_kept
         packed = round(_PACKED.get(self.shape.matrix_type, 0.0) * n_weights)

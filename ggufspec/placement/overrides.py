@@ -23,7 +23,7 @@ _MAY_BE_SLOW = re.compile(r"[*+}|][^()]*\)[*+{]")
 
 
 class Override(NamedTuple):
-    """The buffer type for tensors whose names match a regular expression; the first applies."""
+    """The buffer type for tensors whose names match a regular expression. The first one applies."""
 
     pattern: str
     buffer: str = CPU
