@@ -23,7 +23,7 @@ def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
     """
     heard = pair.lock.callback(progress)
     with pair.lock.held():
-        _measure(pair.profile, pair.target, pair.draft, pair.vocab_map, heard)
+        _measure(pair, pair.profile, pair.target, pair.draft, pair.vocab_map, heard)
 
 
 def calibrate_draft(pair: Pair) -> None:
@@ -31,7 +31,7 @@ def calibrate_draft(pair: Pair) -> None:
     below, map_below = pair.draft_of_draft or (None, None)
     assert pair.draft is not None
     with pair.lock.held():
-        _measure(pair.profile_of_draft, pair.draft, below, map_below)
+        _measure(pair, pair.profile_of_draft, pair.draft, below, map_below)
 
 
 def calibrate_all(pair: Pair, progress: NamedProgress | None = None) -> None:
@@ -67,6 +67,7 @@ def settle(pair: Pair, known: Mapping[str, object] | None = None) -> dict[str, o
 
 
 def _measure(
+    pair: Pair,
     profile: PairProfile,
     target: Context,
     draft: Context | None,
@@ -84,6 +85,7 @@ def _measure(
         n_most=n_most,
         n_sharers=profile.costs.n_sharers,
         vocab_map=vocab_map,
+        sequence=pair.slots.spare(),
     )
     profile.settle(costs)
     end_threads()  # `serve` calibrates in another thread than it writes texts

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ggufspec.common.progress import Progress
 from ggufspec.decoding.types import Logits
@@ -41,7 +41,13 @@ class FilledContext:
     """
 
     def __init__(
-        self, context: Context, *, depth: int, n_most: int, progress: Progress | None = None
+        self,
+        context: Context,
+        *,
+        depth: int,
+        n_most: int,
+        progress: Progress | None = None,
+        sequence: int = 0,
     ) -> None:
         """`depth`: tokens before a pass over at most `n_most`; fewer if the context is small.
 
@@ -57,7 +63,7 @@ class FilledContext:
         tokens = filler_tokens(context.model.vocab, self.depth + n_most)
         self._text, self._ahead = array("i", tokens[: self.depth + 1]), tokens[self.depth + 1 :]
         # drafts=True: every pass is undone, so models that cannot drop a tail save a checkpoint.
-        self._session = LlamaSession(context, drafts=True)
+        self._session = LlamaSession(context, sequence, drafts=True)
         self._session.feed(self._text[:-1], progress)
         self._session.score(self._text)
 
@@ -78,12 +84,13 @@ def time_target(
     n_repeats: int,
     at_least: float = 0.0,
     progress: Progress | None = None,
+    sequence: int = 0,
 ) -> dict[int, list[float]]:
     """Seconds of target passes over each number of tokens, with logits for all of them.
 
     Raises OptionError if the context is smaller than the largest size, DecodeError, ClosedError.
     """
-    filled = FilledContext(context, depth=depth, n_most=max(sizes))
+    filled = FilledContext(context, depth=depth, n_most=max(sizes), sequence=sequence)
     passes = {size: partial(filled.score, size) for size in sizes}
     return time_interleaved(passes, n_repeats, at_least=at_least, progress=progress)
 
@@ -96,6 +103,7 @@ def time_draft(
     at_least: float = 0.0,
     progress: Progress | None = None,
     vocab_map: VocabMap | None = None,
+    sequence: int = 0,
 ) -> DraftTimes:
     """Seconds of draft steps (one row of logits, or those of a block), and of reading in one batch.
 
@@ -103,7 +111,8 @@ def time_draft(
     """
     n_tokens = context.n_rows if context.n_per_step > 1 else 1  # of a step
     n_read = min(_N_READ, context.n_ctx - 1, context.n_batch)
-    filled = FilledContext(context, depth=depth, n_most=max(n_read + 1, n_tokens))
+    n_most = max(n_read + 1, n_tokens)
+    filled = FilledContext(context, depth=depth, n_most=n_most, sequence=sequence)
     out = vocab_map.empty_rows(1) if vocab_map else None
 
     def step() -> None:
@@ -128,18 +137,20 @@ def measured(
     n_most: int,
     n_sharers: int,
     vocab_map: VocabMap | None = None,
+    sequence: int = 0,
 ) -> CostModel:
-    """The cost model of a pair, from a few passes over each of `sizes` tokens.
+    """The cost model of a pair, from a few passes over each of `sizes` tokens in one sequence.
 
     n_most, n_sharers: see CostModel; larger passes than those measured are extrapolated.
     Raises OptionError where the context is smaller than the largest size, DecodeError, ClosedError.
     """
     costs = CostModel(n_most, n_sharers, n_per_step=draft.n_per_step if draft else 1)
-    found = time_target(target, sizes, depth=_SHORT, n_repeats=2, progress=progress)
+    how: dict[str, Any] = {"depth": _SHORT, "n_repeats": 2, "sequence": sequence}
+    found = time_target(target, sizes, progress=progress, **how)
     for size, seconds in found.items():
         costs.observe_target(size, min(seconds))
     if draft is not None:
-        times = time_draft(draft, depth=_SHORT, n_repeats=2, vocab_map=vocab_map)
+        times = time_draft(draft, vocab_map=vocab_map, **how)
         costs.observe_draft(1, min(times.steps))
         if times.readings:
             costs.observe_draft(1, min(times.readings), n_further=times.n_read - 1)

@@ -44,6 +44,17 @@ def test_a_measured_cost_model_has_passes_of_all_slots_and_lengths(engine: Engin
     assert costs.n_measured(33)
 
 
+def test_other_texts_keep_their_caches(engine: Engine) -> None:
+    prompts = [[n, *range(20, 120)] for n in range(5, 5 + N_SLOTS - 1)]
+    texts = [engine.stream(prompt, **SAMPLED) for prompt in prompts]
+    for text in texts:
+        next(text)
+    engine.generate("hello", seed=1, **SAMPLED)
+    for text, prompt in zip(texts, prompts, strict=True):
+        text.close()
+        assert engine.generate(prompt, **SAMPLED).stats.n_prompt_reused == len(prompt) - 1
+
+
 def test_after_it_the_costs_of_larger_passes_are_learned(engine: Engine) -> None:
     engine.generate("hello", seed=1, **SAMPLED)
     costs = engine.pair.profile.costs
