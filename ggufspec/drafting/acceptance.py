@@ -24,6 +24,18 @@ class Acceptance(NamedTuple):
     second: Coefficients = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
 
 
+class RunningMean:
+    """A mean that starts from a prior; each value fades after `memory` further values."""
+
+    def __init__(self, prior: float, weight: float, memory: float) -> None:
+        self.value = prior  # counts as `weight` values
+        self._weight, self._memory = weight, memory
+
+    def observe(self, value: float) -> None:
+        self._weight = min(self._weight + 1, self._memory)
+        self.value += (value - self.value) / self._weight
+
+
 class Account:
     """Two balances in plain passes: of free drafts (n-grams, forced text), and of model drafts.
 
@@ -35,12 +47,7 @@ class Account:
 
     def __init__(self, balances: Sequence[float] = (constants.START_BALANCE,) * 2) -> None:
         self.balances = list(balances)
-        self.length, self._n_texts = constants.USUAL_LENGTH, 1.0
-
-    def observe_text(self, n_tokens: int) -> None:
-        """A text of `n_tokens` has ended."""
-        self._n_texts = min(self._n_texts + 1, constants.LENGTH_MEMORY)
-        self.length += (n_tokens - self.length) / self._n_texts
+        self.length = RunningMean(constants.USUAL_LENGTH, 1, constants.LENGTH_MEMORY)
 
     def observe(self, n_tokens: int, saved: float, *, is_free: bool) -> None:
         """A round added `n_tokens` and saved `saved` plain passes (negative: lost them)."""

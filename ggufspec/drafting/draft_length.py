@@ -103,10 +103,8 @@ class LengthPolicy:
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
         self.account = account or Account()
-        self._n_since_free = self._n_tokens = (
-            0  # tokens since n-grams were drafted, and of the text
-        )
-        self._n_most = math.inf  # of the text
+        # Tokens of the text, at most, and since n-grams were last drafted.
+        self._n_tokens, self._n_most, self._n_since_free = 0, math.inf, 0
         # Prompt tokens that the draft model had not read when the text began; 0: it has by now.
         self.n_prompt_unread = 0
         self._n_sharers = 1
@@ -182,7 +180,7 @@ class LengthPolicy:
         horizon: float = max(self._n_since_free, constants.READING_HORIZON)
         if self.n_prompt_unread and self._n_since_free == self._n_tokens:
             # A prompt is read for the rest of the text. The longer it is, the longer it goes on.
-            horizon = max(self.account.length - self._n_tokens, horizon)
+            horizon = max(self.account.length.value - self._n_tokens, horizon)
         return self._n_sharers * extra <= min(horizon, self._n_most - self._n_tokens) * saved
 
     def _should_measure_plain(self) -> bool:
@@ -387,15 +385,11 @@ class LengthPolicy:
             return
         self._is_current = True
         self._curve = self.costs.per_text(self._n_sharers)
-        probabilities = self._probabilities()
+        probabilities = [0.0]  # of the draft model's next token, each equally likely
+        if self.has_model:
+            gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
+            levels = (gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels))
+            probabilities = [self._by_target.probability(gap) for gap in levels]
         self.mean_acceptance = sum(probabilities) / len(probabilities)
         costs = self.costs
         self.rule.update(self._curve, costs.step, probabilities, 1 / self._plain, costs.n_per_step)
-
-    def _probabilities(self) -> list[float]:
-        """Acceptance probabilities of the draft model's next token, each equally likely."""
-        if not self.has_model:
-            return [0.0]
-        gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
-        levels = (gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels))
-        return [self._by_target.probability(gap) for gap in levels]

@@ -7,20 +7,9 @@ from collections.abc import Sequence
 from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Constraint, Draft, Probs, Verdict
 from ggufspec.drafting import constants
+from ggufspec.drafting.acceptance import RunningMean
 
 CHOICE_FOLLOWS = "the constraint allows a choice after the forced text"
-
-
-class _RunningMean:
-    """A mean that starts from a prior; each value fades after `memory` further values."""
-
-    def __init__(self, prior: float, weight: float, memory: float) -> None:
-        self.value = prior  # counts as `weight` values
-        self._weight, self._memory = weight, memory
-
-    def observe(self, value: float) -> None:
-        self._weight = min(self._weight + 1, self._memory)
-        self.value += (value - self.value) / self._weight
 
 
 class ForcedText:
@@ -35,7 +24,7 @@ class ForcedText:
         self._is_learned = True  # whether this round's verdict was learned from
         priors = constants.FORCED_ACCEPTANCE, constants.FORCED_ACCEPTANCE_AFTER_REJECTION
         weight, memory = constants.FORCED_PRIOR_WEIGHT, constants.FORCED_MEMORY
-        self._acceptance, self._after_rejection = (_RunningMean(p, weight, memory) for p in priors)
+        self._acceptance, self._after_rejection = (RunningMean(p, weight, memory) for p in priors)
         self._was_rejected = False  # whether a forced token was rejected in the last round
         self._first: int | None = None  # forced token right after the text in this round
         self._knows_first = False

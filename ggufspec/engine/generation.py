@@ -225,7 +225,7 @@ class Generation:
         self._loop.close()
         n_prompt = max(self.n_prompt - self._room.n_dropped, 0)
         self._pair.texts.add_written(self._all_tokens, n_prompt)
-        self._policy.account.observe_text(len(self._tokens))
+        self._policy.account.length.observe(len(self._tokens))
         if not self.is_reading:
             self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
         self._pair.profile.keep(self._policy, self._temperature)

@@ -443,15 +443,15 @@ def test_a_prompt_is_read_ahead_if_that_pays_for_the_text_that_is_expected() -> 
     assert not policy.reads_ahead(1000, 50), "so short a text saves less"
     assert not policy.reads_ahead(10_000, 2000)
     for _ in range(20):
-        policy.account.observe_text(10)
+        policy.account.length.observe(10)
     assert not policy.reads_ahead(1000, 2000), "the texts before were short"
     assert LengthPolicy().reads_ahead(10**6, 1), "a fixed length does not weigh costs"
 
 
 def test_a_prompt_that_was_not_read_is_read_once_the_text_is_long() -> None:
     policy = reading()
-    policy.account.observe_text(10)
-    policy.account.observe_text(10)
+    policy.account.length.observe(10)
+    policy.account.length.observe(10)
     n_prompt = 3000
     assert not policy.reads_ahead(n_prompt, 5000)
     n_written, balance = 0, policy.account.balances[1]
