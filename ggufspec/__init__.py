@@ -18,11 +18,11 @@ from ggufspec.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats as Stats
-    from ggufspec.engine.completion import Chunk as Chunk
-    from ggufspec.engine.completion import Completion as Completion
     from ggufspec.engine.engine import Engine as Engine
     from ggufspec.engine.load import load as load
     from ggufspec.engine.stream import Stream as Stream
+    from ggufspec.engine.text import Chunk as Chunk
+    from ggufspec.engine.text import Completion as Completion
     from ggufspec.llama.python_llama import DraftModel as DraftModel
 
 __version__ = "0.1.0"

@@ -1,12 +1,12 @@
-"""The one way to say that two texts at temperature 0 are equal: see ggufspec.engine.greedy."""
+"""The one way to say that two texts at temperature 0 are equal: see ggufspec.engine.scoring."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.greedy import compare
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.scoring import compare
 
 
 def assert_same(

@@ -24,7 +24,7 @@ from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.reading import read_toml
 from ggufspec.decoding import verify as rules
-from ggufspec.engine import greedy, scoring
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
@@ -132,7 +132,7 @@ class _Audit:
                 self._generate(prompt, _TextSet(), drafter, 0, greedy=True)
                 for drafter in (_PLAIN, settings.drafter)
             )
-            found = greedy.compare(self._engine, prompt, plain, speculative, options)
+            found = scoring.compare(self._engine, prompt, plain, speculative, options)
             if found is not None:
                 near_tie = max(near_tie, found.rounding)
                 divergences.append(Divergence(i, found.position, found.tokens, found.gap))

@@ -11,7 +11,7 @@ from ggufspec.decoding.tree import n_equal
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
-    from ggufspec.engine.greedy import Divergence
+    from ggufspec.engine.scoring import Divergence
 
 PLAIN, SPECULATIVE, N_GRAMS = "plain", "speculative", "n-grams"  # names of lanes
 

@@ -135,7 +135,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where a text at temperature 0 differs from plain decoding's. See engine.greedy."""
+    """Where a text at temperature 0 differs from plain decoding's. See engine.scoring."""
 
     contender: str
     prompt: str

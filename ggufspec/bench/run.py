@@ -28,8 +28,8 @@ from ggufspec.decoding.stats import COUNTS
 from ggufspec.engine import scoring
 from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.greedy import compare
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.scoring import compare
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama import devices
 from ggufspec.models.heads import DraftFile

@@ -178,11 +178,11 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
     plain, speculative = (_run_lane(engine, prompt, *each) for each in contenders.items())
     temperature, divergence = options.sampling.effective_temperature, None
     if temperature == 0 and plain.tokens != speculative.tokens:
-        from ggufspec.engine import greedy
+        from ggufspec.engine import scoring
 
         render.note("the texts differ: measuring how passes over several tokens round")
         both = plain.tokens, speculative.tokens
-        divergence = greedy.compare(engine, engine.tokenize(prompt), *both, options)
+        divergence = scoring.compare(engine, engine.tokenize(prompt), *both, options)
     return Race(text, plain, speculative, temperature, divergence)
 
 

@@ -20,8 +20,8 @@ from ggufspec.decoding.sampling_options import Sampling
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
-    from ggufspec.engine.completion import Completion
     from ggufspec.engine.engine import Engine
+    from ggufspec.engine.text import Completion
 
 PROMPTS: Final = (
     "Up betimes, and by water to Whitehall,",
@@ -76,8 +76,8 @@ def command(
     1.5 M draft, and one of them at temperature 0, where both texts are the same, up to
     rounding.
     """
-    from ggufspec.engine.greedy import compare
     from ggufspec.engine.load import load
+    from ggufspec.engine.scoring import compare
 
     pair = PairOptions(None, None, True, size, cache_dir)
     target, draft = pair.find()

@@ -19,7 +19,7 @@ from ggufspec.decoding.tree import leaves, n_equal, path_to
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.decoding.types import Round
-    from ggufspec.engine.completion import Chunk
+    from ggufspec.engine.text import Chunk
 
 _PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
 _NOTES = {  # how -v describes tokens of other drafters

@@ -20,9 +20,9 @@ from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
-    from ggufspec.engine.completion import Completion
     from ggufspec.engine.engine import Engine
     from ggufspec.engine.options import CheckedOptions
+    from ggufspec.engine.text import Completion
     from ggufspec.models.heads import DraftFile
 
 

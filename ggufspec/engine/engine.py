@@ -13,7 +13,6 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
-from ggufspec.engine.completion import Completion
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.generation import Generation
@@ -23,6 +22,7 @@ from ggufspec.engine.pair import Pair
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.session_file import SessionFacts
 from ggufspec.engine.stream import Stream
+from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
 from ggufspec.llama.vocab import Vocab, check_tokens
 

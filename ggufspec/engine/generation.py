@@ -24,15 +24,13 @@ from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft
-from ggufspec.engine.completion import Chunk, Completion, FinishReason
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of_rows
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.reading import Pieces, Reading
-from ggufspec.engine.room import Room
 from ggufspec.engine.slots import DraftSession, SlotLease
-from ggufspec.engine.text import TextStream
+from ggufspec.engine.text import Chunk, Completion, FinishReason, Room, TextStream
 from ggufspec.llama.session import LlamaSession
 from ggufspec.placement.speeds import experts_note
 

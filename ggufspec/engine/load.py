@@ -18,7 +18,7 @@ from ggufspec.engine.draft_texts import add_texts, read_texts
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.engine.pair import DraftOfDraft, Pair
-from ggufspec.engine.prompt_cache import n_cache_bytes
+from ggufspec.engine.slots import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.attention import Attention, known_attention

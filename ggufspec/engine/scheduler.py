@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 
 from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Ask, Scored
-from ggufspec.engine.completion import Completion
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.pair import Pair
+from ggufspec.engine.text import Completion
 from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import PreparedScore

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ggufspec.decoding.types import Round
-from ggufspec.engine.completion import Chunk, Completion, FinishReason
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.scheduler import Scheduler
+from ggufspec.engine.text import Chunk, Completion, FinishReason
 
 
 class Stream(Iterator[Chunk]):

@@ -1,14 +1,54 @@
-"""Bytes of tokens to text, with stop strings."""
+"""What a generation writes: its text, where that ends, and what it returns."""
 
 from __future__ import annotations
 
 import codecs
+import sys
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
+from ggufspec.decoding.stats import Stats
+from ggufspec.engine.logprobs import TokenLogprobs
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import OptionError
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that do not begin a character
+FinishReason = Literal["stop", "length"]
+
+
+class Chunk(NamedTuple):
+    """A piece of the text; `drafted[i]` is true if token i was proposed by the draft.
+
+    `text` may lag behind `tokens`, by part of a character or of a stop string. `logprobs` has one
+    entry per token if the generation was begun with `n_top`, else none.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The result of a generation.
+
+    `tokens` are without the end-of-generation token, but with those of a stop string, which `text`
+    leaves out; `finish_reason` is "stop" (the model ended, or a stop string came), "length"
+    (max_tokens, or the context is full), None if cut short.
+    `advice`: what to change, where drafting does not make this pair faster. `stop`: the stop string
+    that ended the text.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stats: Stats
+    advice: str | None = None
+    stop: str | None = None
 
 
 class TextStream:
@@ -68,3 +108,39 @@ def n_begun(text: str, words: Sequence[str], n_most: int) -> int:
         if i < len(words) and words[i].startswith(end):
             return n
     return 0
+
+
+class Room:
+    """n_end: number of tokens, prompt included, at which the text ends or is shifted.
+
+    n_dropped: tokens dropped so far.
+    """
+
+    def __init__(
+        self, options: CheckedOptions, *, n_prompt: int, n_ctx: int, can_shift: bool
+    ) -> None:
+        """`can_shift`: it has no constraint, whose state counts from the prompt on."""
+        n_most = n_ctx if options.max_tokens is None else options.max_tokens
+        self.n_end = self._n_wanted = min(n_prompt + n_most, n_ctx)
+        if can_shift and options.context_shift and not options.min_tokens:
+            self._n_wanted = sys.maxsize if options.max_tokens is None else n_prompt + n_most
+        self.n_dropped = 0
+        self._n_ctx = n_ctx
+        self._n_keep = min(n_prompt if options.n_keep < 0 else options.n_keep, n_ctx // 2)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether the text may continue beyond the context, by dropping older tokens."""
+        return self.n_end < self._n_wanted
+
+    def shift(self, tokens: array[int]) -> None:
+        """Drop the older half of a text, except the first tokens.
+
+        The remaining tokens are processed again, so the next token has the model's distribution
+        after them. (llama.cpp moves its cells instead, which depend on the dropped tokens.)
+        """
+        n = (len(tokens) - self._n_keep) // 2
+        del tokens[self._n_keep : self._n_keep + n]
+        self.n_dropped += n
+        self._n_wanted -= n
+        self.n_end = min(self._n_wanted, self._n_ctx)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ggufspec.engine.completion import Completion
 from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.text import Completion
 from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.deltas import ChatParser
 

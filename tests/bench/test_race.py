@@ -9,7 +9,7 @@ import pytest
 from ggufspec.bench.race import Lane, Race, TimedText, state_at, verdict
 from ggufspec.decoding.stats import summarize
 from ggufspec.decoding.types import Round
-from ggufspec.engine.greedy import Divergence
+from ggufspec.engine.scoring import Divergence
 
 
 def lane(name: str, *pieces: tuple[float, str, int, bool]) -> Lane:

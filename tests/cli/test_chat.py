@@ -13,8 +13,8 @@ import tiny
 from cli.terminal import Terminal
 
 import ggufspec
-from ggufspec.engine.completion import Chunk
 from ggufspec.engine.stream import Stream
+from ggufspec.engine.text import Chunk
 
 Command = Callable[..., Any]
 

@@ -20,8 +20,8 @@ from patience import PATIENCE, at_most
 
 from ggufspec import __main__ as entry
 from ggufspec.cli.loading import LateBars
-from ggufspec.engine.completion import Chunk
 from ggufspec.engine.stream import Stream
+from ggufspec.engine.text import Chunk
 from ggufspec.llama.session import LlamaSession
 
 Command = Callable[..., Any]

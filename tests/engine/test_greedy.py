@@ -13,8 +13,8 @@ import ggufspec
 from ggufspec.decoding.types import Logits
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.greedy import compare
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.scoring import compare
 from ggufspec.llama.context import Context
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
