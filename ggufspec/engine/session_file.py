@@ -8,8 +8,9 @@ import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ _MAGIC = b"GGUFSPEC"
 _VERSION = 1
 _START = struct.Struct("<8sIQ32s")
 _MOST_HEADER = 2**24  # bytes
+_MOST_SIZE = 2**48
 _PIECE = 2**24  # bytes that are read and hashed at once
 _AGAIN = "save the text again"
 _ROLES = ("target", "draft", "draft of the draft")
@@ -50,7 +52,7 @@ def write(path: Path, text: CachedText, keys: Keys) -> SessionFacts:
     header = json.dumps(
         {
             "models": [key and dict(key) for key in keys],
-            "sessions": [saved and _sizes(saved) for saved in text.saved],
+            "sessions": [saved and _Sizes.of(saved)._asdict() for saved in text.saved],
             "sha256": digest.hexdigest(),
         }
     ).encode()
@@ -113,7 +115,7 @@ def _read(file: BufferedReader, n_bytes: int, keys: Keys, n_ctx: int, what: str)
         raise damaged
     try:
         header = json.loads(data)
-        models, sizes = header["models"], [_Sizes.of(each) for each in header["sessions"]]
+        models, sizes = header["models"], [_Sizes.of_document(each) for each in header["sessions"]]
         total, expected = sum(each.n_bytes for each in sizes if each), header["sha256"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged from error
@@ -159,21 +161,32 @@ class _Sizes(NamedTuple):
 
     n_tokens: int
     n_cells: int  # bytes
-    checkpoints: Sequence[tuple[int, int]]  # tokens, bytes
     n_prompt: int
     n_least: int
     n_state: int  # numbers
+    checkpoints: Sequence[tuple[int, int]]  # tokens, bytes
 
     @classmethod
-    def of(cls, found: Any) -> _Sizes | None:
-        """Raises ValueError, KeyError, TypeError."""
+    def of(cls, saved: SavedText) -> _Sizes:
+        return cls(
+            len(saved.tokens),
+            saved.cells.nbytes,
+            saved.n_prompt,
+            saved.n_least,
+            0 if saved.state is None else saved.state.size,
+            [(n, state.nbytes) for n, state in saved.checkpoints],
+        )
+
+    @classmethod
+    def of_document(cls, found: Any) -> _Sizes | None:
+        """Raises ValueError, TypeError."""
         if found is None:
             return None
-        checkpoints = [(_size(n), _size(size)) for n, size in found["checkpoints"]]
-        numbers = [_size(found[name]) for name in ("n_tokens", "n_cells")]
-        others = [_size(found[name]) for name in ("n_prompt", "n_least", "n_state")]
-        sizes = cls(numbers[0], numbers[1], checkpoints, *others)
-        n_most = max(sizes.n_prompt, sizes.n_least, *(n for n, _ in checkpoints), 0)
+        *numbers, checkpoints = sizes = cls(**found)
+        for n in (*numbers, *chain.from_iterable(checkpoints)):
+            if type(n) is not int or not 0 <= n < _MOST_SIZE:
+                raise ValueError("no size")
+        n_most = max(sizes.n_prompt, sizes.n_least, *(n for n, _ in checkpoints))
         if not sizes.n_tokens or not sizes.n_cells or n_most > sizes.n_tokens:
             raise ValueError("these numbers cannot be of one text")
         return sizes
@@ -200,17 +213,6 @@ class _Sizes(NamedTuple):
         )
 
 
-def _sizes(saved: SavedText) -> dict[str, object]:
-    return {
-        "n_tokens": len(saved.tokens),
-        "n_cells": saved.cells.nbytes,
-        "checkpoints": [[n, state.nbytes] for n, state in saved.checkpoints],
-        "n_prompt": saved.n_prompt,
-        "n_least": saved.n_least,
-        "n_state": 0 if saved.state is None else saved.state.size,
-    }
-
-
 def _parts(text: CachedText) -> Iterator[memoryview]:
     """The bytes behind the header."""
     for saved in text.saved:
@@ -231,14 +233,3 @@ def _array(file: BufferedReader, size: int, digest: Any) -> NDArray[np.uint8]:
         file.readinto(piece.data)
         digest.update(piece.data)
     return data
-
-
-def _size(value: object) -> int:
-    """Raises ValueError."""
-    if not _is_size(value):
-        raise ValueError("no size")
-    return value
-
-
-def _is_size(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 2**48
