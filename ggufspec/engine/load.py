@@ -14,10 +14,9 @@ from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.strategies.ngram import TextStore
 from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
-from ggufspec.engine.draft_texts import add_texts, read_texts
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
-from ggufspec.engine.pair import DraftOfDraft, Pair
+from ggufspec.engine.pair import DraftOfDraft, Pair, add_texts, read_texts
 from ggufspec.engine.slots import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError

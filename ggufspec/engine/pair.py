@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 from weakref import finalize
 
-from ggufspec.common import defaults
+from ggufspec.common import defaults, validate
 from ggufspec.common.facts import counted
 from ggufspec.common.progress import NamedProgress
+from ggufspec.common.reading import read_text
 from ggufspec.decoding import verify as rules
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.strategies.ngram import TextStore
@@ -23,6 +27,8 @@ from ggufspec.llama.head import Head
 from ggufspec.llama.profile_key import text_key
 from ggufspec.llama.vocab import Vocab
 from ggufspec.llama.vocab_map import VocabMap
+
+_BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
 
 class EngineLock:
@@ -124,6 +130,7 @@ class Pair:
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         self.lock = EngineLock() if lock is None else lock
         below, map_below = draft_of_draft or (None, None)
+        self._roles = target, self.draft, below
         self.slots = Slots(target, draft, vocab_map, below, map_below, PromptCache(n_cache_bytes))
         self.stored_profile = stored_profile or StoredProfile()
         self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
@@ -153,15 +160,12 @@ class Pair:
     @property
     def contexts(self) -> list[Context]:
         """The contexts of the target, the draft, and the draft's own draft."""
-        below = self.draft_of_draft and self.draft_of_draft.context
-        return [context for context in (self.target, self.draft, below) if context]
+        return [context for context in self._roles if context]
 
     @property
     def text_keys(self) -> Sequence[dict[str, object] | None]:
         """Per session of a slot: the facts that a saved text must match to be restored."""
-        below = self.draft_of_draft and self.draft_of_draft.context
-        contexts = self.target, self.draft, below
-        return [None if each is None else text_key(each) for each in contexts]
+        return [None if each is None else text_key(each) for each in self._roles]
 
     @property
     def chains_only(self) -> str | None:
@@ -254,3 +258,26 @@ class Pair:
 def _free(lock: EngineLock, resources: ExitStack) -> None:
     if not lock.is_forked:
         resources.close()
+
+
+def read_texts(paths: Sequence[str | Path]) -> list[str]:
+    """The contents of the files (UTF-8) in `draft_texts`. Raises OptionError, PromptError."""
+    if isinstance(paths, str) or not isinstance(paths, Sequence):
+        raise OptionError(f"draft_texts is {paths!r}; it must be a list of files")
+    files = [validate.path("an entry of draft_texts", path) for path in paths]
+    return [read_text(file, "the draft text") for file in files]
+
+
+def add_texts(
+    pair: Pair, texts: Sequence[str], progress: Callable[[str, float], None] | None
+) -> None:
+    """Let a pair draft from these texts; `progress` as in `load`."""
+    n_done, n_all = 0, sum(map(len, texts))
+    for text in texts:
+        tokens = array("i")
+        for block in _BLOCK.findall(text):
+            tokens.extend(pair.tokens_inside(block))
+            n_done += len(block)
+            if progress is not None:
+                progress("draft texts", n_done / n_all)
+        pair.texts.add_named(tokens)
