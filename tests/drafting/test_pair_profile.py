@@ -75,7 +75,7 @@ def test_the_engine_says_where_nothing_can_be_stored(
 def test_texts_with_a_seed_do_not_begin_from_what_one_text_happened_to_measure(
     paths: tuple[Path, Path],
 ) -> None:
-    write(paths, max_tokens=10)
+    write(paths, max_tokens=16)
     (first,) = documents()
     assert "settled_costs" not in first
     write(paths, seed=1)
