@@ -118,10 +118,8 @@ class Generation:
             options.stop,
             b"".join(map(pair.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
-        self._piece_of = pair.vocab.piece
-        if shown := options.shown_tokens:
-            vocab = pair.vocab
-            self._piece_of = lambda token: (vocab.shown if token in shown else vocab.piece)(token)
+        shown, vocab = options.shown_tokens, pair.vocab
+        self._piece_of = lambda token: (vocab.shown if token in shown else vocab.piece)(token)
         self._end_tokens = {*pair.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
@@ -326,8 +324,7 @@ class Generation:
     def _begin(self) -> None:
         """Take a slot."""
         self._begun_at = perf_counter()
-        slot = self._lease.take(self._prompt)
-        self.session = slot.target
+        self.session = self._lease.take(self._prompt).target
         self._pieces = self._steps(self.prompt_logprobs, self._n_top)
         self.has_begun = True
 

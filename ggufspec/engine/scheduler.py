@@ -141,8 +141,8 @@ class Scheduler:
         """
         until = perf_counter() + self._patience
         while any(
-            not wanted.is_waiting and until - wanted.asked_at < 2 * self._patience
-            for _, wanted in self._listed()
+            not (wanted.is_waiting or text.is_over) and until - wanted.asked_at < 2 * self._patience
+            for text, wanted in self._listed()
         ):
             sleep(_SECONDS_DOZING)
             if perf_counter() > until:
