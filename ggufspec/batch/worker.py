@@ -19,10 +19,9 @@ from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import COUNTS, Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
-from ggufspec.engine.chat_template import conversation
+from ggufspec.engine.chat_template import Message, conversation
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
-from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.text import Completion
 from ggufspec.errors import GgufspecError, PromptError

@@ -30,7 +30,7 @@ from ggufspec.common.facts import plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, read_prompts
 from ggufspec.drafting.profile_store import fingerprint
-from ggufspec.engine.file_sampling import file_sampling
+from ggufspec.engine.options import file_sampling
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 

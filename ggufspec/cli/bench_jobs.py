@@ -33,8 +33,7 @@ from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import TEXTS, Prompt, read_prompts
 from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.file_sampling import file_sampling
-from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
+from ggufspec.engine.options import CONSTRAINTS, CheckedOptions, file_sampling
 from ggufspec.errors import PromptError
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, read_draft

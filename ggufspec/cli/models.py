@@ -221,7 +221,7 @@ def rm(name: str, yes: bool) -> None:
 
 
 def _header_text(header: Header) -> str:
-    from ggufspec.engine.file_sampling import sampling_text
+    from ggufspec.engine.options import sampling_text
     from ggufspec.engine.speeds import weights_note
     from ggufspec.placement.speeds import experts_note
 
@@ -254,7 +254,7 @@ def _header_facts(header: Header) -> dict[str, Any]:
         *("n_bytes", "architecture", "n_params", "quantization", "matrix_type", "n_layers"),
         *("n_ctx", "n_vocab", "vocabulary", "chat_template"),
     )
-    from ggufspec.engine.file_sampling import file_sampling
+    from ggufspec.engine.options import file_sampling
 
     return {
         "paths": [str(path) for path in header.paths],

@@ -20,8 +20,7 @@ from ggufspec.errors import OptionError
 from ggufspec.models.heads import DraftFile
 
 if TYPE_CHECKING:
-    from ggufspec.engine.file_sampling import FileSampling
-    from ggufspec.engine.options import CheckedOptions
+    from ggufspec.engine.options import CheckedOptions, FileSampling
 
 _BIAS = re.compile(r"(\d+)([+-](?:inf|\d*\.?\d+(?:e[+-]?\d+)?))", re.IGNORECASE)
 
@@ -208,7 +207,7 @@ def with_file_sampling(
 
     If `verbose`, prints them, and values of the file that are not used.
     """
-    from ggufspec.engine.file_sampling import sampling_text
+    from ggufspec.engine.options import sampling_text
 
     taken: Any = {name: each for name, each in found.options.items() if not was_given(name)}
     if verbose and taken:

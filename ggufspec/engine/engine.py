@@ -12,12 +12,10 @@ from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.engine import session_file
-from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
+from ggufspec.engine.chat_template import ChatTemplate, Message, TemplateProcess
 from ggufspec.engine.constraints import sampling_of
-from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.generation import Generation
-from ggufspec.engine.message_forms import Message
-from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.options import CheckedOptions, FileSampling, GenerateOptions
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.session_file import SessionFacts

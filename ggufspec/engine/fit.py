@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from ggufspec.common import defaults, validate
-from ggufspec.engine.file_sampling import file_sampling
+from ggufspec.engine.options import file_sampling
 from ggufspec.engine.speeds import PlacedShape, Predicted, machine_for, measured, predicted
 from ggufspec.errors import OptionError
 from ggufspec.llama.build import why_no_gpu

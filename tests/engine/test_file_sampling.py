@@ -14,7 +14,7 @@ from ggufspec.audit import AuditOptions, audit
 from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.file_sampling import file_sampling, sampling_text
+from ggufspec.engine.options import file_sampling, sampling_text
 from ggufspec.models.header import read_header
 from ggufspec.server.requests import parse_request
 from ggufspec.server.schema import CompletionRequest

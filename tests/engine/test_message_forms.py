@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
-from ggufspec.engine.message_forms import Message
+from ggufspec.engine.chat_template import ChatTemplate, Message, TemplateProcess
 from ggufspec.errors import PromptError
 
 USER = {"role": "user", "content": "hi"}

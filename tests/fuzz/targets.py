@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from ggufspec.common.prompts import parse_prompts
 from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
-from ggufspec.engine.file_sampling import file_sampling
+from ggufspec.engine.options import file_sampling
 from ggufspec.errors import GgufspecError, OptionError
 from ggufspec.models.adapters import Adapter, with_adapters
 from ggufspec.models.header import layer_of, read_header
