@@ -73,7 +73,6 @@ class Generation:
         self.rounds: list[Round] = []
         self.lock = pair.lock
         self._pair = pair
-        self._prompt = tokens
         self._n_top = n_top
         self.n_prompt = len(tokens)
         # Log-probabilities of the prompt's tokens that are known; all are, before the text begins.
@@ -119,7 +118,11 @@ class Generation:
             b"".join(map(pair.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
         shown, vocab = options.shown_tokens, pair.vocab
-        self._piece_of = lambda token: (vocab.shown if token in shown else vocab.piece)(token)
+
+        def piece_of(token: int) -> bytes:
+            return (vocab.shown if token in shown else vocab.piece)(token)
+
+        self._piece_of = piece_of
         self._end_tokens = {*pair.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
@@ -247,7 +250,7 @@ class Generation:
         notes: Mapping[str, float] = getattr(self._drafter, "notes", dict)()
         stats = summarize(
             self.rounds,
-            n_prompt=len(self._prompt),
+            n_prompt=self.n_prompt,
             n_prompt_reused=self._n_reused if self._room.n_dropped else self.reading.n_reused,
             n_generated=len(self._tokens),
             prompt_seconds=self._prompt_seconds,
@@ -324,7 +327,7 @@ class Generation:
     def _begin(self) -> None:
         """Take a slot."""
         self._begun_at = perf_counter()
-        self.session = self._lease.take(self._prompt).target
+        self.session = self._lease.take(self._all_tokens).target
         self._pieces = self._steps(self.prompt_logprobs, self._n_top)
         self.has_begun = True
 
