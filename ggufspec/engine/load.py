@@ -203,7 +203,8 @@ def load(
         check_template(chat_template)
     places = Fit(options)
     servers = RpcConnections(addresses("rpc", rpc))
-    try:
+    with ExitStack() as undone:
+        undone.callback(servers.close)
         places.add(servers.gpus())
         placed = places.first()
         while True:
@@ -215,15 +216,10 @@ def load(
                 if smaller is None:
                     raise
             placed = smaller
-    except BaseException:
-        servers.close()
-        raise
-    end_threads()  # texts may be written in another thread
-    try:
+        undone.callback(engine.close)
+        end_threads()  # texts may be written in another thread
         add_texts(engine.pair, texts, progress)
-    except BaseException:
-        engine.close()
-        raise
+        undone.pop_all()
     return engine
 
 
