@@ -19,7 +19,7 @@ from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import PreparedScore
 from ggufspec.llama.threadpool import end_threads
 
-_MOST_WAITED = 0.4  # maximum seconds of a pass with a prompt's piece, beside other texts
+_MOST_WAITED = 0.6  # maximum seconds of a pass with a prompt's piece, beside other texts
 # The same without other texts: Ctrl-C waits that long, and if there are several slots, a new text.
 _MOST_ALONE, _MOST_BEFORE_NEW = 1.0, 0.5
 _FIRST_PIECE = 128  # tokens of a lone prompt's first piece then; as fast per token as 512 on CPUs
@@ -306,7 +306,7 @@ class Scheduler:
         """The size of the next piece of a prompt, after one of `n_read` tokens."""
         if seconds > most:
             return max(min(n_piece, n_read) // 2, self._n_least)
-        if seconds < most / 4 and n_read >= n_piece:
+        if 2 * seconds < most and n_read >= n_piece:
             return min(2 * n_piece, self._pair.target.n_batch)
         return n_piece
 
