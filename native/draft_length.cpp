@@ -158,8 +158,8 @@ size_t LengthRule::n_of_small_risk(const std::vector<double> & probabilities, do
                                    double step, size_t n_per_step) const {
     const size_t n_most = curve_.empty() ? 0 : std::min(probabilities.size(), curve_.size() - 1);
     for (size_t n = n_most; n > 0; n--) {
-        const double n_steps = double((n + n_per_step - 1) / n_per_step);
-        const double paid = curve_[n] - curve_[0] + reading + n_steps * step;
+        const size_t n_steps = (n + n_per_step - 1) / n_per_step;
+        const double paid = curve_[n] - curve_[0] + reading + double(n_steps) * step;
         double risk = 0, won = 0, reached = 1;
         for (size_t k = 0; k < n; k++) {
             risk += reached * (1 - probabilities[k]) * std::max(paid - double(k) * plain, 0.0);
