@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from threading import Event, Lock
 from time import perf_counter, sleep
 from weakref import WeakKeyDictionary
@@ -70,7 +71,7 @@ class Scheduler:
         self._guard = Lock()  # of `_wanted`, which waiting threads change without the pair's lock
         self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
         self._is_computing = False  # a pass; stays true after Ctrl-C, so look at the lock, too
-        self._patience = 0.0
+        self._patience, self._advanced_at = 0.0, -inf
         has_flash = pair.target.options.flash_attention != "off"
         self._n_least = _LEAST_PIECE_FLASH if has_flash else _LEAST_PIECE
         # Maximum prompt tokens of a pass, beside other texts and alone.
@@ -190,8 +191,12 @@ class Scheduler:
                 generation.answer(scored)
             except Exception as error:  # the other generations go on
                 self._failed[generation] = error
-        self._is_computing, self._patience = False, _SHARE_AWAITED * (perf_counter() - start)
-        return len([1 for each in alive if each.has_begun]) > 0
+        now = perf_counter()
+        self._is_computing, self._patience = False, _SHARE_AWAITED * (now - start)
+        has_advanced = len([1 for each in alive if each.has_begun]) > 0
+        if has_advanced:
+            self._advanced_at = now
+        return has_advanced
 
     def write_all(self, generations: Iterable[Generation]) -> list[Completion]:
         """Write generations to their ends, as many at once as there are slots.
@@ -249,10 +254,10 @@ class Scheduler:
         return min(slot.n_users for slot in self._pair.slots) == 0
 
     def _is_first(self, alive: Sequence[Generation]) -> bool:
-        """Whether no text has a slot, among `alive` and those asked for just before."""
-        since = perf_counter() - _SECONDS_AWAY
-        here = [each for each, of in self._listed() if of.asked_at > since]
-        return not [each for each in (*alive, *here) if each.has_begun and not each.is_over]
+        """Whether no text has a slot among `alive`, nor one that was advanced just before."""
+        if perf_counter() - self._advanced_at < _SECONDS_AWAY:
+            return False
+        return not [each for each in alive if each.has_begun]
 
     def _scored(self, asks: Asks) -> Iterator[tuple[Generation, Scored]]:
         """Yields the answers; each is valid until the next one is taken."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, pairwise
 from pathlib import Path
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any, Literal
 
 import pytest
@@ -711,6 +711,20 @@ def test_a_batch_shares_passes_with_the_texts_of_other_threads(
         (text,) = engine.generate_batch(PROMPTS[:1], **options)
         assert [text.tokens, *(each.tokens for each in texts)] == alone
     assert N_SLOTS in passes
+
+
+def test_a_text_shares_a_slot_only_once_the_texts_in_slots_have_stopped(engine: Engine) -> None:
+    """Texts that share a slot read each other's cells anew in each round."""
+    options = {**LENGTHS, "drafter": "none"}
+    held = [begin(engine, prompt, **options) for prompt in PROMPTS[:N_SLOTS]]
+    while not all(each.rounds for each in held):
+        assert not engine.scheduler.step(held)
+    stopped = perf_counter()
+    with engine.stream(PROMPTS[3], **options) as late:
+        next(late)
+        assert perf_counter() - stopped > 0.05
+    for each in held:
+        each.close()
 
 
 def test_a_short_text_of_another_thread_does_not_wait_for_a_long_prompt(
