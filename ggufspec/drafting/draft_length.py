@@ -25,6 +25,7 @@ STOP_REASONS = (
 TEXT_ENDS = "the text ends with the next token"
 MEASURING_PLAIN = "plain decoding is being measured"
 NO_GAIN = "drafting would not be faster"
+UNREAD = "reading the text with the draft model would take longer than drafting saves"
 NO_BALANCE = "the drafts of this pair have cost more than they saved"
 
 
@@ -158,8 +159,10 @@ class LengthPolicy:
             return TEXT_ENDS
         if self._should_measure_plain():
             return MEASURING_PLAIN
-        if not (self.rule.drafts and self._pays_for_reading()):
+        if not self.rule.drafts:
             return NO_GAIN
+        if not self._pays_for_reading():
+            return UNREAD
         return "" if n_affordable else NO_BALANCE
 
     def _n_affordable(self, probs: Sequence[float], *, is_free: bool, is_own: bool = True) -> int:
@@ -252,7 +255,8 @@ class LengthPolicy:
             return
         for gap in gaps:
             self._gaps.append(gap)
-            if self._skipped == NO_GAIN:  # return to the prior slowly: acceptance may have risen
+            # Return to the prior slowly: acceptance may have risen.
+            if self._skipped in (NO_GAIN, UNREAD):
                 self._by_target.observe(gap, self._before.probability(gap))
 
     def observe_verdict(

@@ -456,9 +456,11 @@ def test_a_prompt_that_was_not_read_is_read_once_the_text_is_long() -> None:
     assert not policy.reads_ahead(n_prompt, 5000)
     n_written, balance = 0, policy.account.balances[1]
     while policy.start_round(3, n_prompt + 1 + n_written) is not Action.DRAFT:
+        assert "reading the text" in policy.why
         policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
         n_written += 1
     assert n_written == pytest.approx(0.1 * n_prompt / 0.8, rel=0.15)
+    assert policy.advice() is None, "that its prompt is long says nothing of the pair"
     assert policy.rule.should_evaluate()
     policy.rule.should_draw(5.0)
     policy.observe_round(Round([1], 1, 0, 0.1 * n_prompt, 1.0, 0.0))
