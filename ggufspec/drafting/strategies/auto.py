@@ -8,8 +8,8 @@ from ggufspec.decoding.types import Draft, Drafter, Probs, Verdict
 from ggufspec.drafting.strategies import Materials, ngram
 from ggufspec.drafting.strategies.model import ModelDrafter
 
-USES_MODEL = True  # the draft model reads each prompt ahead
-USES_STAGE = True  # and so does the draft of the draft
+USES_MODEL = True  # the draft model may read a prompt before the first round
+USES_STAGE = True  # and so may the draft of the draft
 
 
 class AutoDrafter:

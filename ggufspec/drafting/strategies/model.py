@@ -26,7 +26,7 @@ from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.drafting.tree_growth import Growth
 from ggufspec.errors import DecodeError, NoRoomError, OptionError
 
-USES_MODEL = True  # the draft model reads each prompt ahead
+USES_MODEL = True  # the draft model may read a prompt before the first round
 
 
 class ModelDrafter:

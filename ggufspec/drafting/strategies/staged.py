@@ -6,8 +6,8 @@ from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.strategies.model import ModelDrafter
 from ggufspec.errors import OptionError
 
-USES_MODEL = True  # the draft model reads each prompt ahead
-USES_STAGE = True  # and so does the draft of the draft
+USES_MODEL = True  # the draft model may read a prompt before the first round
+USES_STAGE = True  # and so may the draft of the draft
 
 
 def make(materials: Materials) -> ModelDrafter:
