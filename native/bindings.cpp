@@ -1,6 +1,7 @@
 // Python bindings: types, shapes and the GIL; no arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -13,6 +14,7 @@
 #include <exception>
 #include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -21,8 +23,9 @@
 #include <vector>
 
 #include "context.h"
-#include "ngrams.h"
+#include "cost_model.h"
 #include "draft_length.h"
+#include "ngrams.h"
 #include "matmul/bindings.h"
 #include "sampling.h"
 #include "verify.h"
@@ -54,6 +57,27 @@ void require_parents(const Tokens & parents, size_t n) {
     for (size_t i = 0; i < parents.size(); i++) {
         require(parents[i] >= -1 && parents[i] < int32_t(i), "a node of a tree must follow its parent");
     }
+}
+
+// `constants`: the module of that name. `start`: a Start, or None.
+void make_cost_model(ggufspec::CostModel * self, const nb::object & constants, size_t n_most, size_t n_sharers, size_t n_per_step,
+                     const nb::object & start) {
+    require(n_most > 0 && n_sharers > 0 && n_per_step > 0, "CostModel: needs numbers above 0");
+    const auto number = [&](const char * name) { return nb::cast<double>(constants.attr(name)); };
+    const auto count = [&](const char * name) { return nb::cast<size_t>(constants.attr(name)); };
+    const ggufspec::CostConstants numbers{
+        count("N_FIRST_MEASUREMENTS"), number("COST_LEARNING_RATE"), number("OUTLIER"),         number("DRIFT_SHARE"),
+        number("UNMEASURED_SLOPE"),    number("LEAST_DISTANCE"),     number("UNMEASURED_STEP"), number("UNMEASURED_READ"),
+        count("FEW_BESIDE_BLOCK"),     count("KERNEL_ROWS"),         count("N_FRESH_PASSES"),   number("DISCOUNT_PER_PASS"),
+        number("MIN_DISCOUNT"),        number("MIN_DISCOUNT_OF_FEW")};
+    require(numbers.kernel_rows > 1, "CostModel: KERNEL_ROWS must be above 1");
+    ggufspec::StartingCosts known;
+    if (!start.is_none()) {
+        known = {nb::cast<std::vector<double>>(start.attr("target")), nb::cast<double>(start.attr("step")),
+                 nb::cast<double>(start.attr("read")), nb::cast<bool>(start.attr("is_measured")),
+                 nb::cast<bool>(start.attr("guesses_step"))};
+    }
+    new (self) ggufspec::CostModel(numbers, n_most, n_sharers, n_per_step, std::move(known));
 }
 
 const std::unordered_map<std::string, ggufspec::Sampler> kSamplers{
@@ -648,6 +672,47 @@ NB_MODULE(_native, m) {
         .def_prop_ro(
             "coefficients", [](const ggufspec::AcceptanceModel & self) { return std::pair(self.intercept(), self.slope()); },
             "(intercept, slope) as learned so far.");
+    nb::class_<ggufspec::CostModel>(m, "CostModel", "Seconds of passes and draft steps: see native/cost_model.h.")
+        .def("__init__", &make_cost_model, "constants"_a, "n_most"_a, "n_sharers"_a, "n_per_step"_a, "start"_a.none())
+        .def("observe_target", &ggufspec::CostModel::observe_target, "n_tokens"_a, "seconds"_a,
+             "Learn that a pass over n_tokens took so many seconds, with verification.")
+        .def("observe_plain", &ggufspec::CostModel::observe_plain, "seconds"_a,
+             "Learn the seconds of a single-token pass after another single-token pass. After a larger batch it is slower:\n"
+             "llama.cpp plans its graph again at each change of size.")
+        .def("observe_draft", &ggufspec::CostModel::observe_draft, "n_steps"_a, "seconds"_a, "n_further"_a = 0,
+             "Learn that n_steps draft steps in sequence took so many seconds in total.\n\n"
+             "The first step also read n_further tokens besides its own.")
+        .def("take", &ggufspec::CostModel::take, "other"_a, "Take the measurements of another model that fit this one's sizes.")
+        .def("restore", &ggufspec::CostModel::restore, "sizes"_a, "plain"_a, "step"_a, "read"_a,
+             "Replace all measurements by these seconds, as if each had been measured just now, twice; 0: not measured.")
+        .def("n_measured", &ggufspec::CostModel::n_measured, "n_tokens"_a, "How many passes over n_tokens were measured.")
+        .def("per_text", &ggufspec::CostModel::per_text, "n_sharers"_a,
+             "Seconds attributed to 1, 2 ... n_most tokens of one text in a pass of n_sharers texts.\n\n"
+             "The larger of two prices: an equal share of a pass in which all texts have that many tokens, and the price of\n"
+             "adding the tokens to a pass in which every other text has one token.")
+        .def(
+            "of_text",
+            [](const ggufspec::CostModel & self, size_t n_tokens, size_t n_sharers) {
+                require(n_tokens > 0, "of_text: needs at least one token");
+                return self.of_text(n_tokens, n_sharers);
+            },
+            "n_tokens"_a, "n_sharers"_a, "One of per_text's seconds; those of n_most tokens for more.")
+        .def_prop_ro("curve", &ggufspec::CostModel::curve,
+                     "Seconds of a pass over 1, 2 ... n_most * n_sharers tokens, measured or assumed.")
+        .def_prop_ro("plain", &ggufspec::CostModel::plain, "Seconds per token without drafting.")
+        .def_prop_ro("step", &ggufspec::CostModel::step, "Seconds of a draft step, in which the draft model reads one token.")
+        .def_prop_ro("read", &ggufspec::CostModel::read,
+                     "Seconds that the draft model takes for each token that it reads in a batch.")
+        .def_prop_ro("knows_draft", &ggufspec::CostModel::knows_draft, "Whether a draft step was measured.")
+        .def_prop_ro("sizes", &ggufspec::CostModel::sizes, "Measured seconds of passes, by number of tokens.")
+        .def_prop_ro("plain_measured", &ggufspec::CostModel::plain_measured, "As observe_plain learned it; 0: not yet.")
+        .def_prop_ro("step_measured", &ggufspec::CostModel::step_measured, "As observe_draft learned it; 0: not yet.")
+        .def_prop_ro("read_measured", &ggufspec::CostModel::read_measured, "As observe_draft learned it; 0: not yet.")
+        .def_prop_ro("n_most", &ggufspec::CostModel::n_most, "Maximum tokens of a text in a pass.")
+        .def_prop_ro("n_sharers", &ggufspec::CostModel::n_sharers, "Maximum number of texts in a pass.")
+        .def_prop_ro("n_per_step", &ggufspec::CostModel::n_per_step, "Tokens that the draft model predicts in one step.")
+        .def_prop_ro("n_passes", &ggufspec::CostModel::n_passes, "Number of measured passes.")
+        .def_rw("is_frozen", &ggufspec::CostModel::is_frozen, "If so, measurements are ignored.");
     nb::class_<ggufspec::LengthRule>(
         m, "LengthRule", "Decides when a round's draft ends: see native/draft_length.h. Before the first update, at n_max.")
         .def(nb::init<const ggufspec::AcceptanceModel &, double>(), "acceptance"_a = ggufspec::AcceptanceModel(0, 0, 1, 100),
@@ -663,6 +728,20 @@ NB_MODULE(_native, m) {
             "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "n_per_step"_a = 1,
             "Find the best rule for these costs in seconds and for tokens that are accepted with these probabilities.\n\n"
             "min_rate: tokens per second of other ways of decoding; n_per_step: distributions that a step computes.")
+        .def(
+            "update",
+            [](ggufspec::LengthRule & self, const ggufspec::CostModel & costs, size_t n_sharers,
+               const ggufspec::AcceptanceModel * by_target, std::vector<double> gaps, size_t n_levels) {
+                require(by_target == nullptr || !gaps.empty(), "update: needs gaps");
+                return self.update(costs, n_sharers, by_target, std::move(gaps), n_levels);
+            },
+            "costs"_a, "n_sharers"_a, "by_target"_a.none(), "gaps"_a, "n_levels"_a,
+            "Find the best rule for a text in a pass of n_sharers texts, whose latest logit gaps are these.\n\n"
+            "by_target: the probability that the draft model's next token is accepted, by the target's gap; its n_levels\n"
+            "quantiles are equally likely. None: there is no draft model. Returns the mean probability.")
+        .def("n_worth", &ggufspec::LengthRule::n_worth, "values"_a, "n_drafted"_a,
+             "How many further tokens, accepted with these probabilities (falling), pay for their passes.\n\n"
+             "It can skip past an expensive batch size to a larger, cheaper one.")
         .def(
             "n_of_small_risk",
             [](const ggufspec::LengthRule & self, const std::vector<double> & probabilities, double plain, double max_risk,

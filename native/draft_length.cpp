@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace ggufspec {
@@ -141,6 +142,22 @@ void LengthRule::update(std::vector<double> curve, double step, const std::vecto
     rule_ = best_rule(curve_, step, probabilities, rule_.rate, min_rate, block_bonus, n_per_step);
 }
 
+double LengthRule::update(const CostModel & costs, size_t n_sharers, const AcceptanceModel * by_target, std::vector<double> gaps,
+                          size_t n_levels) {
+    std::vector<double> probabilities;
+    if (by_target != nullptr) {
+        std::sort(gaps.begin(), gaps.end());
+        for (size_t k = 0; k < n_levels; k++) {
+            probabilities.push_back(by_target->probability(gaps[(2 * k + 1) * gaps.size() / (2 * n_levels)]));
+        }
+    } else {
+        probabilities.push_back(0);
+    }
+    const double plain = n_sharers <= 1 ? costs.plain() : costs.of_text(1, n_sharers);
+    update(costs.per_text(n_sharers), costs.step(), probabilities, 1 / plain, costs.n_per_step());
+    return std::accumulate(probabilities.begin(), probabilities.end(), 0.0) / double(probabilities.size());
+}
+
 PrefixLength LengthRule::prefix_length(const std::vector<double> & probabilities) const {
     PrefixLength best;
     double reached = 1, expected = 0;
@@ -152,6 +169,19 @@ PrefixLength LengthRule::prefix_length(const std::vector<double> & probabilities
         if (gain > best.gain) best = {n, gain, expected};
     }
     return best;
+}
+
+size_t LengthRule::n_worth(const std::vector<double> & values, size_t n_drafted) const {
+    const size_t n_most = std::min(values.size(), n_max_ - std::min(n_max_, n_drafted));
+    if (curve_.empty()) return n_most;
+    size_t n_best = 0;
+    double best = 0, value = 0;
+    for (size_t n = 1; n <= n_most; n++) {
+        value += values[n - 1];
+        const double gain = value - rule_.rate * (curve_[n_drafted + n] - curve_[n_drafted]);
+        if (gain > best) best = gain, n_best = n;
+    }
+    return n_best;
 }
 
 size_t LengthRule::n_of_small_risk(const std::vector<double> & probabilities, double plain, double max_risk, double reading,

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "cost_model.h"
+
 namespace ggufspec {
 
 // Logistic regression: the probability that a drafted token is accepted, given a model's logit gap (largest logit minus
@@ -76,6 +78,12 @@ public:
     // Finds the best rule: see best_rule.
     void update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate,
                 size_t n_per_step = 1);
+
+    // The same at the costs of a text in a pass of n_sharers texts. by_target: the probability that the draft model's next
+    // token is accepted, by the target's logit gap; its n_levels quantiles of the latest `gaps` are equally likely. Null: there
+    // is no draft model. Returns the mean probability.
+    double update(const CostModel & costs, size_t n_sharers, const AcceptanceModel * by_target, std::vector<double> gaps,
+                  size_t n_levels);
     const StoppingRule & rule() const { return rule_; }
 
     // The expected gain of a round by the rule, comparable with PrefixLength::gain.
@@ -83,6 +91,10 @@ public:
 
     // How many tokens of an existing draft to use. probabilities: of each token, if the tokens before it are accepted.
     PrefixLength prefix_length(const std::vector<double> & probabilities) const;
+
+    // How many further tokens pay for their passes, in a draft of n_drafted. values: the acceptance probability of each,
+    // falling. It can skip past an expensive batch size to a larger, cheaper one.
+    size_t n_worth(const std::vector<double> & values, size_t n_drafted) const;
 
     // The largest number of tokens whose expected loss is at most max_risk times their expected gain; all of them where
     // that holds for all. probabilities: of each token, if the tokens before it are accepted. plain: seconds per token

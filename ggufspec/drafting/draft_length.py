@@ -109,7 +109,6 @@ class LengthPolicy:
         # Prompt tokens that the draft model had not read when the text began; 0: it has by now.
         self.n_prompt_unread = 0
         self._n_sharers = 1
-        self._curve: Sequence[float] = ()  # same as the rule's
         self._is_current = False  # whether the rule was updated in this round
         # Facts of the current round.
         self._skipped = ""
@@ -220,21 +219,6 @@ class LengthPolicy:
         beats_model = n_draft > len(forced) and further_gain > math.prod(forced) * model_gain
         return PrefixLength(n_draft, expected, beats_model)
 
-    def n_worth(self, values: Sequence[float], n_drafted: int) -> int:
-        """How many nodes, of acceptance probabilities `values` (falling), pay for their passes.
-
-        It can skip past an expensive batch size to a larger, cheaper one.
-        """
-        if self.is_fixed:
-            return min(len(values), self.rule.n_max - n_drafted)
-        n_best, best, value = 0, 0.0, 0.0
-        for n, each in enumerate(values[: max(self.rule.n_max - n_drafted, 0)], 1):
-            value += each
-            stairs = self._curve[n_drafted + n] - self._curve[n_drafted]
-            if value - self.rule.rate * stairs > best:
-                n_best, best = n, value - self.rule.rate * stairs
-        return n_best
-
     def step_price(self, n_read: float) -> float:
         """Price of a draft step for a branch, in tokens; `n_read`: further tokens to read."""
         if self.is_fixed or self.costs.n_per_step > 1:
@@ -320,8 +304,8 @@ class LengthPolicy:
                 costs.observe_plain(seconds)
         n_tokens, lost = len(round_.tokens), 0.0
         if n_drafted or n_evaluated:
-            curve = costs.per_text(self._n_sharers)
-            seconds = curve[min(n_drafted, len(curve) - 1)] + costs.drafting(n_evaluated + n_steps)
+            seconds = costs.of_text(n_drafted + 1, self._n_sharers)
+            seconds += costs.drafting(n_evaluated + n_steps)
             if n_evaluated and not self.n_prompt_unread:  # a prompt is read for the whole text
                 seconds += n_further * costs.read
             lost = seconds / self._plain - n_tokens
@@ -382,18 +366,13 @@ class LengthPolicy:
     @property
     def _plain(self) -> float:
         """Seconds per token of this text without drafting."""
-        return self.costs.plain if self._n_sharers == 1 else self._curve[0]
+        is_alone = self._n_sharers == 1
+        return self.costs.plain if is_alone else self.costs.of_text(1, self._n_sharers)
 
     def _update(self) -> None:
-        if self._is_current:
-            return
-        self._is_current = True
-        self._curve = self.costs.per_text(self._n_sharers)
-        probabilities = [0.0]  # of the draft model's next token, each equally likely
-        if self.has_model:
-            gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
-            levels = (gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels))
-            probabilities = [self._by_target.probability(gap) for gap in levels]
-        self.mean_acceptance = sum(probabilities) / len(probabilities)
-        costs = self.costs
-        self.rule.update(self._curve, costs.step, probabilities, 1 / self._plain, costs.n_per_step)
+        if not self._is_current:
+            self._is_current = True
+            by_target = self._by_target if self.has_model else None
+            self.mean_acceptance = self.rule.update(
+                self.costs, self._n_sharers, by_target, self._gaps, constants.N_GAP_LEVELS
+            )

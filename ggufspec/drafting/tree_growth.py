@@ -119,13 +119,13 @@ class Growth:
             self._candidates.append(_Candidate(_Kind.DECLINED, value, leaf, left=reached))
         else:
             self._add_next(leaf)
-        if not policy.n_worth(self._most(), n_chain):
+        if not policy.rule.n_worth(self._most(), n_chain):
             return
         self._open_chain()
         n_steps = n_read = 0
         while True:
             ranked = self._ranked()
-            if not policy.n_worth([value for value, _ in ranked], len(self._tokens)):
+            if not policy.rule.n_worth([value for value, _ in ranked], len(self._tokens)):
                 break
             best = ranked.pop(0)[1]
             if best.kind is _Kind.CERTAIN:
@@ -241,7 +241,7 @@ class Growth:
         node, left = len(self._tokens), self._values[best.parent]
         value = left * self._policy.rule.acceptance.probability(_native.gap_of(logits))
         values = sorted([value, *others], reverse=True)
-        if values.index(value) >= self._policy.n_worth(values, node):
+        if values.index(value) >= self._policy.rule.n_worth(values, node):
             return
         always = _native.LengthRule()
         try:

@@ -326,10 +326,10 @@ def test_branches_fill_a_cheap_size_of_a_pass() -> None:
     policy = auto(STAIRS)
     policy.start_round(8, 1)
     assert policy.rule.n_max >= 3
-    assert policy.n_worth([0.3, 0.2], n_drafted=1) == 2
-    assert policy.n_worth([0.3], n_drafted=1) == 0
-    assert policy.n_worth([0.3, 0.2], n_drafted=2) == 1
-    assert policy.n_worth([0.3, 0.2], n_drafted=3) == 0
+    assert policy.rule.n_worth([0.3, 0.2], n_drafted=1) == 2
+    assert policy.rule.n_worth([0.3], n_drafted=1) == 0
+    assert policy.rule.n_worth([0.3, 0.2], n_drafted=2) == 1
+    assert policy.rule.n_worth([0.3, 0.2], n_drafted=3) == 0
 
 
 @pytest.mark.parametrize("curve", [FLAT, STEEP, STAIRS])

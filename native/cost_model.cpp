@@ -1,0 +1,209 @@
+#include "cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace ggufspec {
+
+CostModel::CostModel(const CostConstants & constants, size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start)
+    : constants_(constants),
+      n_most_(n_most),
+      n_sharers_(n_sharers),
+      n_per_step_(n_per_step),
+      start_(std::move(start)),
+      positions_(positions()) {}
+
+void CostModel::observe_target(size_t n_tokens, double seconds) {
+    if (is_frozen || n_tokens < 1 || n_tokens > n_largest() || !(seconds > 0) || is_compiled_for(n_tokens)) return;
+    const auto known = sizes_.find(n_tokens);
+    const size_t count = n_measured(n_tokens);
+    double found = seconds;
+    if (known != sizes_.end()) {
+        const double old = scale_ * known->second.seconds;
+        found = updated(old, seconds, count);
+        // The whole machine may have become slower or faster.
+        if (count >= 2) scale_ *= std::pow(found / old, constants_.drift_share);
+    } else if (const auto one = sizes_.find(1); one != sizes_.end()) {
+        // A pass over n tokens takes no longer than n single-token passes, unless disturbed.
+        found = std::min(seconds, double(n_tokens) * scale_ * one->second.seconds);
+        if (is_measured_before()) found = updated(curve()[n_tokens - 1], found, count);
+    }
+    n_passes_++;
+    sizes_[n_tokens] = {found / scale_, count + 1, n_passes_};
+    curve_.clear();
+}
+
+void CostModel::observe_plain(double seconds) {
+    if (is_frozen || !(seconds > 0)) return;
+    plain_ = plain_ > 0 ? updated(plain_, seconds, n_plain_) : seconds;
+    n_plain_++;
+}
+
+void CostModel::observe_draft(size_t n_steps, double seconds, size_t n_further) {
+    if (is_frozen || n_steps < 1 || !(seconds > 0) || is_compiled_for(0)) return;
+    const double steps = double(n_steps), further = double(n_further);
+    if (n_steps_ == 0) {  // divided between steps and reading in the usual proportion
+        const double beside = n_per_step_ == 1 ? usual_read() * further : 0, known = step();
+        step_ = seconds / (steps + beside);
+        if (knows_step_before() && !sizes_.empty()) step_ = updated(known, step_, 0);
+    }
+    if (n_per_step_ > 1 && n_further <= constants_.few_beside_block) {
+        step_ = updated(step_, std::max(seconds - further * read_, 0.0) / steps, n_steps_);
+    } else if (n_further > 0) {
+        const double found = std::min(std::max(seconds - steps * step_, 0.0) / further, step_);
+        const double rate = 1 - std::pow(1 - constants_.cost_learning_rate, further);
+        read_ += read_ > 0 ? (found - read_) * rate : found;
+    } else {
+        step_ = updated(step_, seconds / steps, n_steps_);
+    }
+    n_steps_++;
+    step_at_ = n_passes_;
+}
+
+void CostModel::take(const CostModel & other) {
+    warm_ = other.warm_;
+    sizes_.clear();
+    for (const auto & [n, size] : other.sizes_) {
+        if (n <= n_largest()) sizes_[n] = size;
+    }
+    n_passes_ = other.n_passes_;
+    scale_ = other.scale_;
+    plain_ = other.plain_, n_plain_ = other.n_plain_;
+    step_ = other.step_, n_steps_ = other.n_steps_, step_at_ = other.step_at_;
+    read_ = other.read_;
+    curve_.clear();
+}
+
+void CostModel::restore(const std::map<size_t, double> & sizes, double plain, double step, double read) {
+    sizes_.clear();
+    for (const auto & [n, seconds] : sizes) sizes_[n] = {seconds, 2, 0};
+    n_passes_ = step_at_ = 0;
+    scale_ = 1;
+    plain_ = plain, step_ = step, read_ = read;
+    n_plain_ = plain > 0 ? 2 : 0, n_steps_ = step > 0 ? 2 : 0;
+    curve_.clear();
+}
+
+size_t CostModel::n_measured(size_t n_tokens) const {
+    const auto found = sizes_.find(n_tokens);
+    return found == sizes_.end() ? 0 : found->second.n_measured;
+}
+
+const std::vector<double> & CostModel::curve() const {
+    if (curve_.empty()) curve_ = interpolated();
+    return curve_;
+}
+
+double CostModel::of_text(size_t n_tokens, size_t n_sharers) const {
+    const std::vector<double> & seconds = curve();
+    const auto at = [&](size_t n) { return seconds[std::min(n, seconds.size()) - 1]; };
+    n_tokens = std::min(n_tokens, n_most_);
+    if (n_sharers <= 1) return at(n_tokens);
+    const double plain = at(n_sharers), n_texts = double(n_sharers);
+    return std::max(at(n_sharers * n_tokens) / n_texts, plain / n_texts + at(n_sharers + n_tokens - 1) - plain);
+}
+
+std::vector<double> CostModel::per_text(size_t n_sharers) const {
+    std::vector<double> found(std::min(n_most_, curve().size()));
+    for (size_t n = 1; n <= found.size(); n++) found[n - 1] = of_text(n, n_sharers);
+    return found;
+}
+
+double CostModel::plain() const { return plain_ > 0 ? std::min(plain_, curve()[0]) : curve()[0]; }
+
+double CostModel::step() const {
+    if (n_steps_ > 0) return step_ * discount(n_passes_ - step_at_, n_steps_);
+    const double infinity = std::numeric_limits<double>::infinity();
+    const double share = start_.is_given() ? start_.step / start_.target[0] : infinity;
+    return std::min(share, is_measured_before() ? infinity : constants_.unmeasured_step) * curve()[0];
+}
+
+double CostModel::read() const { return read_ > 0 ? read_ : usual_read() * step(); }
+
+double CostModel::usual_read() const {
+    if (start_.is_given() && start_.step > 0) return start_.read / start_.step;
+    return constants_.unmeasured_read / double(n_per_step_);
+}
+
+std::map<size_t, double> CostModel::sizes() const {
+    std::map<size_t, double> found;
+    for (const auto & [n, size] : sizes_) found[n] = scale_ * size.seconds;
+    return found;
+}
+
+bool CostModel::is_compiled_for(size_t n_tokens) {
+    return warm_.insert(n_tokens).second && start_.is_given() && !start_.is_measured;
+}
+
+// The factor on the seconds of a size measured n_measured times, most recently `age` passes ago. That measurement may have
+// been disturbed: discounting it causes another try. A size measured often is discounted more slowly, because each try costs
+// a round.
+double CostModel::discount(size_t age, size_t n_measured) const {
+    if (age <= constants_.n_fresh_passes) return 1;
+    const size_t n_first = constants_.n_first_measurements;
+    const double stale = double(age - constants_.n_fresh_passes);
+    const double least = n_measured >= n_first ? constants_.min_discount : constants_.min_discount_of_few;
+    return std::max(1 - constants_.discount_per_pass * stale * double(n_first) / double(std::max(n_measured, n_first)), least);
+}
+
+// An exponential moving average; a faster one of the first measurements replaces it, because first passes are often slow.
+double CostModel::updated(double old, double seconds, size_t n_measured) const {
+    if (seconds < old && n_measured < constants_.n_first_measurements) return seconds;
+    return old + (std::min(seconds, constants_.outlier * old) - old) * constants_.cost_learning_rate;
+}
+
+// Without a start a position is the number of tokens; with one, positions rise as its seconds do.
+std::vector<double> CostModel::positions() const {
+    const std::vector<double> & seconds = start_.target;
+    std::vector<double> found{0, 1};
+    for (size_t n = 2; n <= n_largest(); n++) {
+        if (!start_.is_given()) {
+            found.push_back(double(n));
+        } else if (n <= seconds.size()) {
+            const double more = (seconds[n - 1] / seconds[0] - 1) / constants_.unmeasured_slope;
+            found.push_back(std::max(std::min(1 + more, double(n)), found.back() + constants_.least_distance));
+        }
+    }
+    return found;
+}
+
+std::vector<double> CostModel::interpolated() const {
+    const std::vector<double> & at = positions_;
+    std::vector<std::pair<size_t, double>> known;  // (tokens, seconds)
+    for (const auto & [n, size] : sizes_) {
+        if (n < at.size()) known.emplace_back(n, scale_ * size.seconds * discount(n_passes_ - size.at, size.n_measured));
+    }
+    if (known.empty()) known.emplace_back(1, 1);
+    const auto [first, first_seconds] = known.front();
+    const auto [last, last_seconds] = known.back();
+    const double one = first_seconds / (1 + constants_.unmeasured_slope * (at[first] - 1));
+    double slope = constants_.unmeasured_slope * one;
+    if (last > 1) slope = std::max((last_seconds - one) / (at[last] - 1), 0.0);
+    if (first > 1) known.emplace(known.begin(), 1, one);
+    if (last < at.size() - 1) known.emplace_back(at.size() - 1, last_seconds + slope * (at.back() - at[last]));
+    std::vector<double> curve;
+    for (size_t n = 1, k = 0; n < at.size(); n++) {
+        while (k + 1 < known.size() && known[k + 1].first <= n) k++;
+        const auto [left, seconds] = known[k];
+        if (left == n) {
+            curve.push_back(seconds);
+        } else {
+            const auto [right, further] = known[k + 1];
+            curve.push_back((further - seconds) / (at[right] - at[left]) * (at[n] - at[left]) + seconds);
+        }
+    }
+    const size_t rows = constants_.kernel_rows;
+    for (size_t n = rows; n <= curve.size(); n += rows) {
+        if (sizes_.count(n) > 0) continue;
+        double below = 0;
+        for (size_t k = n - rows + 2; k < n; k++) {
+            if (sizes_.count(k) > 0) below = std::max(below, curve[k - 1]);
+        }
+        if (below > 0) curve[n - 1] = std::min(curve[n - 1], below);
+    }
+    return curve;
+}
+
+}  // namespace ggufspec

@@ -1,0 +1,117 @@
+// Measures the seconds that target passes and draft steps take on this machine.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <set>
+#include <vector>
+
+namespace ggufspec {
+
+// The tuned numbers of the model; their meaning and evidence: ggufspec/drafting/constants.py.
+struct CostConstants {
+    size_t n_first_measurements;
+    double cost_learning_rate, outlier, drift_share;
+    double unmeasured_slope, least_distance, unmeasured_step, unmeasured_read;
+    size_t few_beside_block, kernel_rows, n_fresh_passes;
+    double discount_per_pass, min_discount, min_discount_of_few;
+};
+
+// Seconds known before generation: see Start in ggufspec/drafting/cost_model.py. An empty target: nothing is known.
+struct StartingCosts {
+    std::vector<double> target;
+    double step = 0, read = 0;
+    bool is_measured = false, guesses_step = false;
+    bool is_given() const { return !target.empty(); }
+};
+
+// Seconds of target passes (with verification) by number of tokens, and of draft steps.
+//
+// Unmeasured sizes are interpolated; an unmeasured multiple of kernel_rows is assumed to cost no more than the size below
+// it, because CPU kernels compute that many rows at a time.
+class CostModel {
+public:
+    // A number of tokens whose passes were measured.
+    struct Size {
+        double seconds;  // divided by scale_
+        size_t n_measured;
+        size_t at;  // n_passes at the latest one
+    };
+
+    // n_sharers: maximum number of texts in a pass, each with at most n_most tokens. n_per_step: tokens that the draft model
+    // predicts in one step.
+    CostModel(const CostConstants & constants, size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start);
+
+    // Learns that a pass over n_tokens took so many seconds, with verification.
+    void observe_target(size_t n_tokens, double seconds);
+
+    // Learns the seconds of a single-token pass after another single-token pass. After a larger batch it is slower: llama.cpp
+    // plans its graph again at each change of size.
+    void observe_plain(double seconds);
+
+    // Learns that n_steps draft steps in sequence took so many seconds in total. The first step also read n_further tokens.
+    void observe_draft(size_t n_steps, double seconds, size_t n_further);
+
+    // Takes the measurements of another model, as far as they fit the sizes of this one.
+    void take(const CostModel & other);
+
+    // Replaces all measurements by these, as if each had been measured just now, twice. 0: not measured, but for sizes.
+    void restore(const std::map<size_t, double> & sizes, double plain, double step, double read);
+
+    // How many passes over n_tokens were measured.
+    size_t n_measured(size_t n_tokens) const;
+
+    // Seconds of a pass over 1, 2 ... n_most * n_sharers tokens, measured or assumed.
+    const std::vector<double> & curve() const;
+
+    // Seconds attributed to n_tokens (at most n_most) of one text in a pass of n_sharers texts: the larger of two prices, an
+    // equal share of a pass in which all texts have that many tokens, and the price of adding the tokens to a pass in which
+    // every other text has one token.
+    double of_text(size_t n_tokens, size_t n_sharers) const;
+    std::vector<double> per_text(size_t n_sharers) const;  // of 1, 2 ... n_most tokens
+
+    double plain() const;  // seconds per token without drafting
+    double step() const;   // seconds of a draft step, in which the draft model reads one token
+    double read() const;   // seconds that the draft model takes for each token that it reads in a batch
+    bool knows_draft() const { return n_steps_ > 0 || knows_step_before(); }  // whether a draft step was measured
+
+    // Measurements: seconds by number of tokens, and as observe_plain and observe_draft learned them; 0: none.
+    std::map<size_t, double> sizes() const;
+    double plain_measured() const { return plain_; }
+    double step_measured() const { return step_; }
+    double read_measured() const { return read_; }
+
+    size_t n_most() const { return n_most_; }
+    size_t n_sharers() const { return n_sharers_; }
+    size_t n_per_step() const { return n_per_step_; }
+    size_t n_passes() const { return n_passes_; }  // measured
+
+    bool is_frozen = false;  // if so, measurements are ignored
+
+private:
+    size_t n_largest() const { return n_most_ * n_sharers_; }
+    bool is_measured_before() const { return start_.is_given() && start_.is_measured; }
+    bool knows_step_before() const { return is_measured_before() && !start_.guesses_step; }
+    double usual_read() const;  // assumed value of `read`, in draft steps, before it is measured
+
+    // Whether this is the device's first pass of this size (0: a draft step): it may have compiled its program.
+    bool is_compiled_for(size_t n_tokens);
+    double discount(size_t age, size_t n_measured) const;
+    double updated(double old, double seconds, size_t n_measured) const;
+    std::vector<double> positions() const;
+    std::vector<double> interpolated() const;
+
+    CostConstants constants_;
+    size_t n_most_, n_sharers_, n_per_step_;
+    StartingCosts start_;
+    std::vector<double> positions_;  // a coordinate for each number of tokens; interpolation is linear in it
+    std::set<size_t> warm_;          // sizes of passes run so far on the device
+    std::map<size_t, Size> sizes_;
+    size_t n_passes_ = 0;
+    double scale_ = 1;  // follows the machine's drift
+    double plain_ = 0, step_ = 0, read_ = 0;
+    size_t n_plain_ = 0, n_steps_ = 0, step_at_ = 0;
+    mutable std::vector<double> curve_;  // empty: to be interpolated
+};
+
+}  // namespace ggufspec
