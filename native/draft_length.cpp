@@ -142,19 +142,21 @@ void LengthRule::update(std::vector<double> curve, double step, const std::vecto
     rule_ = best_rule(curve_, step, probabilities, rule_.rate, min_rate, block_bonus, n_per_step);
 }
 
-double LengthRule::update(const CostModel & costs, size_t n_sharers, const AcceptanceModel * by_target, std::vector<double> gaps,
-                          size_t n_levels) {
-    std::vector<double> probabilities;
-    if (by_target != nullptr) {
-        std::sort(gaps.begin(), gaps.end());
-        for (size_t k = 0; k < n_levels; k++) {
-            probabilities.push_back(by_target->probability(gaps[(2 * k + 1) * gaps.size() / (2 * n_levels)]));
-        }
-    } else {
-        probabilities.push_back(0);
+double LengthRule::update(const CostModel & costs, size_t n_sharers, const AcceptanceModel * by_target,
+                          std::vector<double> gaps, size_t n_levels) {
+    const double least = 1 / (n_sharers <= 1 ? costs.plain() : costs.of_text(1, n_sharers));
+    if (by_target == nullptr) {
+        curve_ = costs.per_text(n_sharers);
+        const std::vector<double> never(curve_.size() - 1, kNever);
+        rule_ = {never, never, 1, curve_[0], std::max(1 / curve_[0], least)};
+        return 0;
     }
-    const double plain = n_sharers <= 1 ? costs.plain() : costs.of_text(1, n_sharers);
-    update(costs.per_text(n_sharers), costs.step(), probabilities, 1 / plain, costs.n_per_step());
+    std::sort(gaps.begin(), gaps.end());
+    std::vector<double> probabilities;
+    for (size_t k = 0; k < n_levels; k++) {
+        probabilities.push_back(by_target->probability(gaps[(2 * k + 1) * gaps.size() / (2 * n_levels)]));
+    }
+    update(costs.per_text(n_sharers), costs.step(), probabilities, least, costs.n_per_step());
     return std::accumulate(probabilities.begin(), probabilities.end(), 0.0) / double(probabilities.size());
 }
 

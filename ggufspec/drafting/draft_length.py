@@ -202,9 +202,7 @@ class LengthPolicy:
         `probs`: of each token, its acceptance probability if the tokens before it are accepted;
         `forced`: of the forced tokens before it. `is_own`: False for drafts from other texts.
         """
-        if self.is_fixed:
-            model_gain = self._n_accepted / self._n_drafts
-        else:
+        if not self.is_fixed:
             self.rule.start(0)
             self._grown = (0.0, 0, 0)
             self._skipped = ""
@@ -213,11 +211,16 @@ class LengthPolicy:
                 return PrefixLength(0, 0.0, beats_model=False)
             n_affordable = self._n_affordable([*forced, *probs], is_free=True, is_own=is_own)
             probs = probs[: max(n_affordable - len(forced), 0)]
-            model_gain = self.rule.gain - self.rule.prefix_length([])[1] if self.has_model else 0.0
-        n_draft, gain, expected = self.rule.prefix_length([*forced, *probs])
-        further_gain = gain - self.rule.prefix_length(forced)[1]
-        beats_model = n_draft > len(forced) and further_gain > math.prod(forced) * model_gain
-        return PrefixLength(n_draft, expected, beats_model)
+        rule, n_forced = self.rule, len(forced)
+        n_draft, gain, expected = rule.prefix_length([*forced, *probs])
+        if n_draft <= n_forced:
+            return PrefixLength(n_draft, expected, beats_model=False)
+        if self.is_fixed:
+            model_gain = self._n_accepted / self._n_drafts
+        else:
+            model_gain = rule.gain - rule.prefix_length([])[1] if self.has_model else 0.0
+        further_gain = gain - rule.prefix_length(forced)[1]
+        return PrefixLength(n_draft, expected, further_gain > math.prod(forced) * model_gain)
 
     def step_price(self, n_read: float) -> float:
         """Price of a draft step for a branch, in tokens; `n_read`: further tokens to read."""

@@ -337,7 +337,7 @@ class Scheduler:
         if sizes == self._sizes and self._n_same < _N_SAME:
             self._n_same += 1
             return self._was_faster
-        curve = self._pair.profile.costs.curve  # read once: interpolating it takes 0.1 ms
+        curve = self._pair.profile.costs.curve  # read once: it is a copy
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
         # Beyond the measured sizes, an extra prompt token is cheap.
         self._was_faster = max(sizes) > len(curve) or cost[0] < sum(cost[1:])
