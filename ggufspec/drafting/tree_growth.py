@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from itertools import accumulate
-from operator import mul
+from operator import itemgetter, mul
 from typing import NamedTuple
 
 from ggufspec import _native
@@ -67,9 +67,11 @@ class Growth:
         self._values = {-1: 1.0}  # the probability that each node is accepted; -1: the text
         self._declined: int | None = None  # the node of kind DECLINED
         self._held: Sequence[int] = ()  # the nodes that the draft model has read
+        self._prices: dict[int, float] = {}  # of candidates of kind NEXT, by parent, for `_held`
         self._n_opened = 0  # number of chain nodes whose siblings are candidates
         self._candidates: list[_Candidate] = []
         self._certain = _Certain()
+        self._of_certain: Sequence[_Candidate] = ()  # the candidates that it makes possible
         self._beside: tuple[int, int, float] | None = None  # (node, n-grams' token there, its prob)
 
     @property
@@ -144,7 +146,7 @@ class Growth:
                 continue
             n_steps += 1
             n_read += len(path) - n_equal(path, self._held) - 1
-            self._held = path
+            self._held, self._prices = path, {}
             self._draw_next(best, [value for value, _ in ranked], logits, sampling, context)
         nodes = range(n_chain, len(self._tokens))
         # The rule has counted the declined token already.
@@ -187,7 +189,7 @@ class Growth:
         if is_beside:
             left -= self._values[start]
             self._beside = start, tokens[start], probs[start]
-        self._certain = _Certain(start - 1, tokens[start:], probs[start:], left, is_beside)
+        self._expect(_Certain(start - 1, tokens[start:], probs[start:], left, is_beside))
 
     def _most(self) -> list[float]:
         """Upper bounds of the candidates' values, best first."""
@@ -265,7 +267,7 @@ class Growth:
             if certain.tokens[0] == token:
                 self._follow_ngrams(node)
             else:
-                self._certain = certain._replace(left=left - value, is_beside=True)
+                self._expect(certain._replace(left=left - value, is_beside=True))
         self._open(node, left)
         self._add_next(node)
 
@@ -280,13 +282,13 @@ class Growth:
     def _follow_ngrams(self, node: int) -> None:
         """Continue the n-gram prediction after `node`, which has its first token."""
         tokens = () if self._ends(node) else self._certain.tokens[1:]
-        self._certain = _Certain(node, tokens, self._certain.probs[1:], self._values[node])
+        self._expect(_Certain(node, tokens, self._certain.probs[1:], self._values[node]))
 
     def _ranked(self) -> list[tuple[float, _Candidate]]:
         """(value minus price, candidate), best first; new branches only while leaves are left."""
         found = [(each.value - self._price(each), each) for each in self._candidates]
-        found += self._certain_candidates()
-        found.sort(key=lambda pair: pair[0], reverse=True)
+        found += [(each.value, each) for each in self._of_certain]
+        found.sort(key=itemgetter(0), reverse=True)
         n_left, allowed, skipped = self._n_leaves_left, [], None
         for value, each in found:
             if (each.adds_leaf and not n_left) or each.kind is skipped:
@@ -296,25 +298,29 @@ class Growth:
             allowed.append((value, each))
         return allowed
 
-    def _certain_candidates(self) -> Iterable[tuple[float, _Candidate]]:
-        certain = self._certain
-        if not certain.tokens:
-            return
-        first, *rest = certain.probs
-        if certain.is_beside:
-            first = self._policy.by_ngrams.probability(_log_odds(first))
-        adds_leaf = certain.is_beside
-        for value in accumulate([certain.left * first, *rest], mul):
-            yield value, _Candidate(_Kind.CERTAIN, value, certain.parent, adds_leaf)
-            adds_leaf = False
+    def _expect(self, certain: _Certain) -> None:
+        """Let the n-gram prediction continue there."""
+        self._certain, self._of_certain = certain, ()
+        if certain.tokens:
+            first, *rest = certain.probs
+            if certain.is_beside:
+                first = self._policy.by_ngrams.probability(_log_odds(first))
+            values = accumulate([certain.left * first, *rest], mul)
+            self._of_certain = [
+                _Candidate(_Kind.CERTAIN, value, certain.parent, certain.is_beside and not i)
+                for i, value in enumerate(values)
+            ]
 
     def _price(self, candidate: _Candidate) -> float:
         if candidate.kind is not _Kind.NEXT:
             return 0.0
-        path = path_to(self._parents, candidate.parent)
-        n_common = n_equal(path, self._held)
-        n_lost = sum(self._values[node] for node in self._held[n_common:])
-        return self._policy.step_price(len(path) - n_common - 1 + n_lost)
+        if (price := self._prices.get(candidate.parent)) is None:
+            path = path_to(self._parents, candidate.parent)
+            n_common = n_equal(path, self._held)
+            n_lost = sum(self._values[node] for node in self._held[n_common:])
+            price = self._policy.step_price(len(path) - n_common - 1 + n_lost)
+            self._prices[candidate.parent] = price
+        return price
 
     def _ends(self, node: int) -> bool:
         return self._tokens[node] in self._stop_tokens

@@ -58,6 +58,14 @@ def load() -> Iterator[LoadPair]:
         yield find
 
 
+def flash_attention(device: Device) -> str:
+    """ "off" where the device has no flash attention for heads of 32 numbers, as in the pair.
+
+    llama.cpp then computes it on the CPU, and buffers differ. An RPC server with a GPU ends.
+    """
+    return "off" if device.name.startswith("CUDA") else "auto"
+
+
 def load_pair(**how: Any) -> Engine:
     options = {"n_ctx": 256, "tuned": False, **how}
     return ggufspec.load(embedded_target(), embedded_draft(), **options)

@@ -6,7 +6,16 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from device.conftest import ALL, ON_CPU, PROMPTS, ROUNDING, LoadPair, assert_greedy, load_pair
+from device.conftest import (
+    ALL,
+    ON_CPU,
+    PROMPTS,
+    ROUNDING,
+    LoadPair,
+    assert_greedy,
+    flash_attention,
+    load_pair,
+)
 from rpc_server import rpc_server
 
 from ggufspec.llama.devices import Device
@@ -28,9 +37,10 @@ def test_the_text_is_that_of_the_cpu(
 ) -> None:
     caplog.set_level("INFO", logger="ggufspec.llama")
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
+    how: dict[str, Any] = {"n_gpu_layers_draft": ALL, "flash_attention": flash_attention(device)}
     with (
         rpc_server(device.name) as server,
-        load_pair(rpc=[server.address], n_gpu_layers_draft=ALL, **SPLITS[split]) as engine,
+        load_pair(rpc=[server.address], **how, **SPLITS[split]) as engine,
     ):
         taken = f"RPC0[{server.address}] model buffer size"
         assert (taken in caplog.text) == (split != "auto"), "the device here has room for all"
