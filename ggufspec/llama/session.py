@@ -275,7 +275,7 @@ class LlamaSession:
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
         n_most = min(n_most, self._n_needless(tokens))
-        n = min(self._context.n_common(tokens, self.sequence), n_most)
+        n = min(self._context.n_common(tokens, self.sequence), n_most) if self._n_firm else n_most
         if n < self._n_firm:
             self._checkpoints.drop_after(n)
             n_most = self._checkpoints.go_back()
