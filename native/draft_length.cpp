@@ -1,6 +1,7 @@
 #include "draft_length.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -20,12 +21,12 @@ constexpr double kTolerance = 0.005;   // the iteration ends at this relative ch
 
 constexpr double kNever = 2;  // a threshold that no probability reaches
 
-using Levels = std::vector<double>;  // a value for each level
+using Levels = std::array<double, kLevels>;  // a value for each level
 
 // Probabilities that the draft is still accepted, from kLowestLevel to 1, evenly spaced in their logarithm.
 const Levels & levels() {
     static const Levels made = [] {
-        Levels of(kLevels);
+        Levels of{};
         for (size_t k = 0; k < kLevels; k++) of[k] = std::exp(std::log(kLowestLevel) * (1 - double(k) / (kLevels - 1)));
         return of;
     }();
@@ -37,11 +38,23 @@ double levels_down(double probability) {
     return -std::log(std::max(probability, 1e-6)) / -std::log(kLowestLevel) * (kLevels - 1);
 }
 
-// The value `down` levels below level k.
-double below(const Levels & values, size_t k, double down) {
-    const double place = std::max(double(k) - down, 0.0);
-    const size_t low = std::min(size_t(place), kLevels - 2);
-    return values[low] + (place - double(low)) * (values[low + 1] - values[low]);
+// Adds to `gained` and `paid`, for each level k, what is drawn and spent `down` levels below it, where drawing pays.
+void add_below(double down, const Levels & drawn, const Levels & spent, Levels & gained, Levels & paid) {
+    // Between two levels, the share of the upper one is the same for all k.
+    const double whole = std::floor(down), upper = 1 - (down - whole);
+    const size_t n_low = std::min(size_t(whole) + 1, kLevels);  // number of levels that have none so far below them
+    for (size_t k = 0; drawn[0] > 0 && k < n_low; k++) {
+        gained[k] += drawn[0];
+        paid[k] += spent[0];
+    }
+    for (size_t k = n_low; k < kLevels; k++) {
+        const size_t low = k - n_low;
+        const double value = drawn[low] + upper * (drawn[low + 1] - drawn[low]);
+        const double seconds = spent[low] + upper * (spent[low + 1] - spent[low]);
+        const double pays = value > 0 ? 1 : 0;  // without a branch, which would prevent vectors
+        gained[k] += pays * value;
+        paid[k] += pays * seconds;
+    }
 }
 
 // The probability at which `values`, which increase, become positive.
@@ -58,25 +71,25 @@ double first_positive(const Levels & values) {
 StoppingRule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs,
                      double block_bonus, size_t n_per_step) {
     const size_t n_most = curve.size() - 1;
-    StoppingRule rule{Levels(n_most, kNever), Levels(n_most, kNever)};
-    Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and those seconds
-    Levels draw(kLevels), evaluate(kLevels), spent(kLevels);
+    const std::vector<double> never(n_most, kNever);
+    StoppingRule rule{never, never};
+    const Levels reached = levels();
+    Levels value{}, seconds{};  // tokens - rate * seconds still to be gained, and those seconds
+    Levels draw{}, after{}, evaluate{}, spent{};
     const size_t n_end = n_per_step > 1 ? std::min(n_most, n_per_step) : n_most;  // a draft has only one block
     for (size_t n = n_end; n-- > 0;) {
         const double stair = curve[n + 1] - curve[n];
         const double price = n % n_per_step == 0 ? step : 0;
         const double weight = 1 + block_bonus * double(n);
-        for (size_t k = 0; k < kLevels; k++) draw[k] = weight * levels()[k] + value[k] - rate * stair;
         for (size_t k = 0; k < kLevels; k++) {
-            double gained = 0, paid = 0;
-            for (double down : downs) {
-                const double drawn = below(draw, k, down);
-                if (!(drawn > 0)) continue;
-                gained += drawn;
-                paid += below(seconds, k, down) + stair;
-            }
-            evaluate[k] = gained / double(downs.size()) - rate * price;
-            spent[k] = paid / double(downs.size()) + price;
+            draw[k] = weight * reached[k] + value[k] - rate * stair;
+            after[k] = seconds[k] + stair;
+            evaluate[k] = spent[k] = 0;
+        }
+        for (double down : downs) add_below(down, draw, after, evaluate, spent);
+        for (size_t k = 0; k < kLevels; k++) {
+            evaluate[k] = evaluate[k] / double(downs.size()) - rate * price;
+            spent[k] = spent[k] / double(downs.size()) + price;
         }
         rule.draw_from[n] = first_positive(draw);
         rule.evaluate_from[n] = first_positive(evaluate);
@@ -142,8 +155,8 @@ void LengthRule::update(std::vector<double> curve, double step, const std::vecto
     rule_ = best_rule(curve_, step, probabilities, rule_.rate, min_rate, block_bonus, n_per_step);
 }
 
-double LengthRule::update(const CostModel & costs, size_t n_sharers, const AcceptanceModel * by_target,
-                          std::vector<double> gaps, size_t n_levels) {
+double LengthRule::update(const CostModel & costs, size_t n_sharers, const AcceptanceModel * by_target, std::vector<double> gaps,
+                          size_t n_levels) {
     const double least = 1 / (n_sharers <= 1 ? costs.plain() : costs.of_text(1, n_sharers));
     if (by_target == nullptr) {
         curve_ = costs.per_text(n_sharers);
