@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace ggufspec {
 namespace {
@@ -38,7 +39,7 @@ void sort_by_buckets(const std::vector<Candidate> & list, size_t n, std::vector<
 
 void keep_first(Candidates & candidates, size_t n) {
     auto & list = candidates.list;
-    if (n < list.size() && n > 0 && candidates.sorted && list[n - 1].logit == list[n].logit) candidates.cut_a_tie = true;
+    if (n < list.size() && n > 0 && candidates.sorted) candidates.ends_in_tie = list[n - 1].logit == list[n].logit;
     list.resize(std::min(n, list.size()));
 }
 
@@ -136,6 +137,7 @@ void typical_p(const Sampling & sampling, Candidates & candidates) {
         const float found = std::fabs(-std::log(candidate.prob) - entropy);
         distance.push_back(std::isnan(found) ? FLT_MAX : found);  // of infinite logits; a NaN has no place in an order
     }
+    candidates.cut_a_tie |= std::exchange(candidates.ends_in_tie, false);
     std::vector<size_t> order(list.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&distance](size_t a, size_t b) { return distance[a] < distance[b]; });

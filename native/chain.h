@@ -49,6 +49,7 @@ struct Candidates {
     bool sorted = false;     // by descending logit
     bool has_ties = false;   // equal logits are adjacent, but not in llama.cpp's order
     bool cut_a_tie = false;  // a sampler removed one of two equal logits: which one depends on the order
+    bool ends_in_tie = false;  // sorted, and a logit equal to the last one was removed: that matters while the last one stays
 };
 
 // The text before the token to be drawn.

@@ -56,9 +56,10 @@ void note_ties(Candidates & candidates) {
 void select_largest(Large & large, size_t k, Candidates & candidates) {
     auto & list = candidates.list;
     large.gather(large.reached_by(k), list);
-    std::sort(list.begin(), list.end(), by_logit);
+    std::partial_sort(list.begin(), list.begin() + std::min(k + 1, list.size()), list.end(), by_logit);
     candidates.sorted = true;
-    candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
+    candidates.cut_a_tie = false;
+    candidates.ends_in_tie = list.size() > k && list[k - 1].logit == list[k].logit;
     list.resize(std::min(k, list.size()));
     note_ties(candidates);
 }
@@ -103,7 +104,7 @@ void first_fast(const Job & job, Large & large, Candidates & candidates) {
         select_largest(large, job.sampling.top_k, candidates);
         return;
     }
-    candidates.sorted = candidates.has_ties = candidates.cut_a_tie = false;
+    candidates.sorted = candidates.has_ties = candidates.cut_a_tie = candidates.ends_in_tie = false;
     large.gather(large.largest() + std::log(job.sampling.min_p), candidates.list);
     std::sort(candidates.list.begin(), candidates.list.end(), by_token);
 }
@@ -241,7 +242,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
             return sampler == Sampler::penalties || sampler == Sampler::dry || sampler == Sampler::typical_p;
         };
         const auto ties_matter = [&] {
-            if (candidates.cut_a_tie) return true;
+            if (candidates.cut_a_tie || candidates.ends_in_tie) return true;
             return candidates.has_ties && (job.is_greedy || std::any_of(samplers.begin(), samplers.end(), depends_on_order));
         };
         truncate(job, is_fast ? &large : nullptr, candidates);

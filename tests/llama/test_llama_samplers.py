@@ -76,6 +76,9 @@ def random_row(rng: np.random.Generator, n_vocab: int) -> np.ndarray:
         row[rng.random(n_vocab) < 0.3] = -np.inf
     if kind == 2:
         row[rng.integers(0, n_vocab, 3)] = row.max() + 5  # ties at the top
+    if kind == 3:
+        row = np.round(row)
+        row[rng.integers(0, n_vocab, 2)] += row.max() + 4  # ties where top-k cuts, below others
     return row.astype(np.float32)
 
 
