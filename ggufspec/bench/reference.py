@@ -92,11 +92,9 @@ def reference_of(
             tell("Computing the target's predictions", i + 1, len(excerpts))
     passes = measured(
         engine.pair.target,
-        None,
         _SIZES,
         progress and (lambda done, of: tell("Measuring the target", done, of)),
         n_most=N_DRAFT + 1,
-        n_sharers=1,
     ).curve
     return Reference(tuple(texts), counts, tuple(passes))
 

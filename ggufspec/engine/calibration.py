@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from functools import partial
+from math import ceil
+from time import perf_counter
 
+from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
+from ggufspec.decoding import verify as rules
+from ggufspec.decoding.loop import speculate
+from ggufspec.decoding.rng import uniform_streams
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.types import Ask, Round, Scored
+from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile
+from ggufspec.drafting.strategies import Materials, make
 from ggufspec.engine.pair import Pair
+from ggufspec.engine.slots import DraftSession
 from ggufspec.llama.context import Context
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import measured
-from ggufspec.llama.vocab_map import VocabMap
+from ggufspec.llama.vocab_map import filler_tokens
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
+DEPTH, N_ROUNDS, N_DRAFTED = 32, 6, 3  # of the text whose rounds are measured
+N_READ, N_READINGS = 16, 2  # tokens that a draft model reads in one batch
+MOST_TOKENS = 512
 
 
 def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
@@ -23,15 +38,14 @@ def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
     """
     heard = pair.lock.callback(progress)
     with pair.lock.held():
-        _measure(pair, pair.profile, pair.target, pair.draft, pair.vocab_map, heard)
+        _measure(pair, pair.profile, pair.target, 0, heard)
 
 
 def calibrate_draft(pair: Pair) -> None:
     """Measure the draft with its own draft as `calibrate` measures the pair."""
-    below, map_below = pair.draft_of_draft or (None, None)
     assert pair.draft is not None
     with pair.lock.held():
-        _measure(pair, pair.profile_of_draft, pair.draft, below, map_below)
+        _measure(pair, pair.profile_of_draft, pair.draft, 1)
 
 
 def calibrate_all(pair: Pair, progress: NamedProgress | None = None) -> None:
@@ -69,23 +83,76 @@ def settle(pair: Pair, known: Mapping[str, object] | None = None) -> dict[str, o
 def _measure(
     pair: Pair,
     profile: PairProfile,
-    target: Context,
-    draft: Context | None,
-    vocab_map: VocabMap | None,
+    context: Context,
+    role: int,
     progress: NamedProgress | None = None,
 ) -> None:
+    """Measure `context` and its draft, whose sessions in a slot have the places `role`, role + 1.
+
+    Passes of many sizes first, then rounds of a text, as a drafter runs them.
+    """
     if profile.is_settled:  # checked with the lock held: another thread may have measured
         return
-    n_most = profile.costs.n_most
+    slot, known = pair.slots.spare(), profile.costs
+    target, draft = (*slot.sessions, None)[role : role + 2]
+    assert target is not None
+    if pair.head is not None:
+        pair.head.use(slot.target.sequence, is_used=True)
     costs = measured(
-        target,
-        draft,
-        [size for size in SIZES if size <= min(n_most, target.n_ctx)],
+        context,
+        [size for size in SIZES if size <= min(known.n_most, context.n_ctx)],
         progress and partial(progress, "costs"),
-        n_most=n_most,
-        n_sharers=profile.costs.n_sharers,
-        vocab_map=vocab_map,
-        sequence=pair.slots.spare(),
+        n_most=known.n_most,
+        n_sharers=known.n_sharers,
+        n_per_step=known.n_per_step,
+        sequence=slot.target.sequence,
     )
+    if draft is not None:
+        _learn_drafts(
+            costs, target, draft, filler_tokens(pair.vocab, min(context.n_ctx, MOST_TOKENS))
+        )
+    slot.forget()
     profile.settle(costs)
     end_threads()  # `serve` calibrates in another thread than it writes texts
+
+
+def _learn_drafts(
+    costs: CostModel, target: DraftSession, draft: DraftSession, filler: Sequence[int]
+) -> None:
+    """Learn the seconds of draft steps from rounds of a text, and then those of reading."""
+    n_draft = min(max(N_DRAFTED, costs.n_per_step), costs.n_most - 1)
+    uniforms, draft_uniforms = uniform_streams(0)
+    tokens, sampling = array("i", filler[:DEPTH]), Sampling()
+    materials = Materials(sampling, draft_uniforms, (), draft, n_draft_max=n_draft, tree="off")
+    steps = speculate(
+        tokens,
+        drafter=make("model", materials),
+        verify=rules.rule(defaults.VERIFY),
+        sampling=sampling,
+        uniforms=uniforms,
+        n_draft=n_draft,
+        n_end=min(DEPTH + N_ROUNDS * (n_draft + 1), len(filler)),
+    )
+    n_further: int | None = None  # tokens that the draft reads besides; the first round: the text
+    for ask in steps:
+        assert isinstance(ask, Ask)
+        round_ = steps.send(Scored(target.score(ask.tokens, ask.draft), 0.0))
+        assert isinstance(round_, Round)
+        if n_further is not None:
+            n_steps = ceil(round_.n_drafted / costs.n_per_step)
+            costs.observe_draft(n_steps, round_.draft_seconds, n_further)
+        n_further = int(round_.n_accepted == round_.n_drafted)  # its last token
+    if costs.n_per_step > 1:
+        return
+    readings: list[tuple[float, int]] = []
+    for _ in range(N_READINGS):
+        if len(tokens) + N_READ >= len(filler):
+            break
+        tokens.extend(filler[:N_READ])
+        target.score(tokens)
+        n_read, start = len(tokens) - draft.n_common(tokens), perf_counter()
+        draft.score(tokens)
+        if n_read > 1:  # a head that reads the target's cells has none to read
+            readings.append((perf_counter() - start, n_read - 1))
+    if readings:
+        costs.observe_draft(1, *min(readings))

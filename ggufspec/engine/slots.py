@@ -264,11 +264,11 @@ class Slots:
             self.cache.observe_copy(text.n_bytes, perf_counter() - started)
             self.cache.add(text)
 
-    def spare(self) -> int:
-        """The sequence of the slot that is needed least, for measurements; its text is cached."""
+    def spare(self) -> Slot:
+        """The slot that is needed least, for measurements; its text is cached."""
         slot = min(self._all, key=lambda slot: (slot.n_users, slot.used_at))
         self.keep(slot, ())
-        return slot.target.sequence
+        return slot
 
     def _restore(self, slot: Slot, tokens: Sequence[int]) -> None:
         """Copy a cached text into a slot, if that is faster than reading the rest of `tokens`."""

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ggufspec.common.progress import Progress
 from ggufspec.decoding.types import Logits
@@ -103,7 +103,6 @@ def time_draft(
     at_least: float = 0.0,
     progress: Progress | None = None,
     vocab_map: VocabMap | None = None,
-    sequence: int = 0,
 ) -> DraftTimes:
     """Seconds of draft steps (one row of logits, or those of a block), and of reading in one batch.
 
@@ -112,7 +111,7 @@ def time_draft(
     n_tokens = context.n_rows if context.n_per_step > 1 else 1  # of a step
     n_read = min(_N_READ, context.n_ctx - 1, context.n_batch)
     n_most = max(n_read + 1, n_tokens)
-    filled = FilledContext(context, depth=depth, n_most=n_most, sequence=sequence)
+    filled = FilledContext(context, depth=depth, n_most=n_most)
     out = vocab_map.empty_rows(1) if vocab_map else None
 
     def step() -> None:
@@ -130,30 +129,26 @@ def time_draft(
 
 def measured(
     target: Context,
-    draft: Context | None,
     sizes: Sequence[int],
     progress: Progress | None = None,
     *,
     n_most: int,
-    n_sharers: int,
-    vocab_map: VocabMap | None = None,
+    n_sharers: int = 1,
+    n_per_step: int = 1,
     sequence: int = 0,
 ) -> CostModel:
-    """The cost model of a pair, from a few passes over each of `sizes` tokens in one sequence.
+    """The costs of a target, from a few passes over each of `sizes` tokens in one sequence.
 
-    n_most, n_sharers: see CostModel; larger passes than those measured are extrapolated.
-    Raises OptionError where the context is smaller than the largest size, DecodeError, ClosedError.
+    n_most, n_sharers, n_per_step: see CostModel; larger passes than those measured are
+    extrapolated. Raises OptionError where the context is smaller than the largest size,
+    DecodeError, ClosedError.
     """
-    costs = CostModel(n_most, n_sharers, n_per_step=draft.n_per_step if draft else 1)
-    how: dict[str, Any] = {"depth": _SHORT, "n_repeats": 2, "sequence": sequence}
-    found = time_target(target, sizes, progress=progress, **how)
+    costs = CostModel(n_most, n_sharers, n_per_step=n_per_step)
+    found = time_target(
+        target, sizes, depth=_SHORT, n_repeats=2, progress=progress, sequence=sequence
+    )
     for size, seconds in found.items():
         costs.observe_target(size, min(seconds))
-    if draft is not None:
-        times = time_draft(draft, vocab_map=vocab_map, **how)
-        costs.observe_draft(1, min(times.steps))
-        if times.readings:
-            costs.observe_draft(1, min(times.readings), n_further=times.n_read - 1)
     return costs
 
 

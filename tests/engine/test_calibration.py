@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import head_pairs
 import pytest
 import tiny
 
@@ -129,3 +130,17 @@ def test_engines_that_share_a_profile_write_the_same(tmp_path: Path, engine: Eng
     assert texts[0] == texts[1]
     with pytest.raises(ValueError, match="costs"):
         calibration.settle(engine.pair, {"costs": 3})
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_a_heads_steps_are_measured_with_all_that_they_take(kind: str, tmp_path: Path) -> None:
+    """Also the states that it reads, its Python and its draws; a bare pass is much faster."""
+    pair = head_pairs.WRITERS[kind](tmp_path)
+    with ggufspec.load(pair.target, pair.draft, n_ctx=256, n_threads=1, tuned=False) as engine:
+        calibration.calibrate(engine.pair)
+        costs = engine.pair.profile.policy(1.0, repeats=True, in_blocks=True).costs
+        stream = engine.stream("hello", n_draft=3, drafter="model", **SAMPLED)
+        stream.finish()
+        drafting = [each for each in stream.rounds[1:] if each.n_drafted == 3]
+        fastest = min(each.draft_seconds for each in drafting)
+    assert 0.7 * fastest < costs.drafting(3) < 10 * fastest
