@@ -495,6 +495,7 @@ ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
 
 NB_MODULE(_native, m) {
     main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+    nb::set_leak_warnings(false);  // at the interpreter's end, threads may still hold objects
     nb::register_exception_translator([](const std::exception_ptr & thrown, void *) {
         try {
             std::rethrow_exception(thrown);

@@ -119,6 +119,9 @@ MIN_DISCOUNT: Final = 0.88
 MIN_DISCOUNT_OF_FEW: Final = 0.65  # if measured once or twice, as that pass may be disturbed
 MIN_SECONDS: Final = 1e-9  # of a stored pass [limit]
 MAX_SECONDS: Final = 1e6
+# A stored pass over n tokens takes at least a pass over one token divided by this, and at most n of
+# them times this; else the file is damaged, or the measurement was disturbed: anew [limit].
+MAX_DEVIATION: Final = 4.0
 MAX_SIZE_DIGITS: Final = 5  # of a stored number of tokens [limit]
 MAX_STORED_SIZE: Final = 10**5  # tokens; larger than any stored size [derived]
 N_PASSES_TO_REMEMBER: Final = 8  # new passes after which costs are stored again [judgement]

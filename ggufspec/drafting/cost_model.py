@@ -53,6 +53,13 @@ class CostModel(_native.CostModel):
         rounds = enumerate(self.curve[1 : self.n_most], 1)  # (n drafted tokens, seconds)
         return all(self.drafting(n) + seconds >= (n + 1) * self.plain for n, seconds in rounds)
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether no measured size is far from between one token's seconds and n times these."""
+        sizes, factor = self.sizes, constants.MAX_DEVIATION
+        one = sizes.get(1, 0.0)
+        return all(one / factor <= each <= n * one * factor for n, each in sizes.items())
+
     def resized(
         self, n_most: int, n_sharers: int = 1, start: Start | None = None, n_per_step: int = 1
     ) -> CostModel:

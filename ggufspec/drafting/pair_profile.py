@@ -47,6 +47,11 @@ class PairProfile:
         return self._settled is not None
 
     @property
+    def is_plausible(self) -> bool:
+        """Whether its costs can be those of one machine: see CostModel."""
+        return all(costs.is_plausible for costs in (self.costs, self._settled) if costs)
+
+    @property
     def is_new(self) -> bool:
         """Whether there are new measurements to store."""
         n_passes = self.costs.n_passes - self._n_stored_passes
@@ -150,9 +155,10 @@ class StoredProfile:
         if self.facts is None or (document := profile_store.recall(self.facts)) is None:
             return None
         try:
-            return PairProfile.of_document(document, self._new_costs(n_most, n_sharers))
+            found = PairProfile.of_document(document, self._new_costs(n_most, n_sharers))
         except ValueError:
             return None
+        return found if found.is_plausible else None
 
     def remember(self, profile: PairProfile) -> None:
         """Store the profile, if it has new measurements and the cache folder can be written.

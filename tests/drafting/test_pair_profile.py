@@ -180,6 +180,8 @@ def test_other_settings_have_costs_of_their_own(paths: tuple[Path, Path]) -> Non
         {"costs": {**GOOD["costs"], "target_seconds": {"1": 1e308}}},
         {"costs": {**GOOD["costs"], "target_seconds": {"1": True}}},
         {"costs": {**GOOD["costs"], "target_seconds": {"1": 1.0, "-5": 1.0}}},
+        {"costs": {**GOOD["costs"], "target_seconds": {"1": 1.0, "8": 40.0}}},
+        {**GOOD, "settled_costs": {**GOOD["costs"], "target_seconds": {"1": 9e5, "8": 1e-9}}},
     ],
     ids=str,
 )

@@ -313,6 +313,7 @@ def test_a_signal_ends_the_command_gently(
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == code, err
     assert "Traceback" not in err
+    assert "nanobind" not in err  # threads may still hold objects of the extension
     assert str(endless_file.parent) not in err
 
 
