@@ -120,7 +120,8 @@ MIN_DISCOUNT_OF_FEW: Final = 0.65  # if measured once or twice, as that pass may
 MIN_SECONDS: Final = 1e-9  # of a stored pass [limit]
 MAX_SECONDS: Final = 1e6
 # A stored pass over n tokens takes at least a pass over one token divided by this, and at most n of
-# them times this; else the file is damaged, or the measurement was disturbed: anew [limit].
+# them times this. Else the file is damaged, or its measurement was disturbed, and is made again
+# [limit].
 MAX_DEVIATION: Final = 4.0
 MAX_SIZE_DIGITS: Final = 5  # of a stored number of tokens [limit]
 MAX_STORED_SIZE: Final = 10**5  # tokens; larger than any stored size [derived]
