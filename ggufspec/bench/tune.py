@@ -17,6 +17,7 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.profile_store import TunedSettings
+from ggufspec.engine.calibration import time_head
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ModelError, OutOfMemoryError
 from ggufspec.llama import timing
@@ -141,13 +142,17 @@ def tune(
             at_least=MIN_SECONDS,
             progress=partial(tell, "Measuring the target"),
         )
-        steps = draft and timing.time_draft(
-            draft,
-            **often,
-            at_least=MIN_SECONDS / 2,
-            vocab_map=engine.pair.vocab_map,
-            progress=partial(tell, "Measuring the draft"),
-        )
+        steps = None
+        if engine.pair.head is not None:
+            steps = time_head(engine.pair, depth, n_runs)
+        elif draft is not None:
+            steps = timing.time_draft(
+                draft,
+                **often,
+                at_least=MIN_SECONDS / 2,
+                vocab_map=engine.pair.vocab_map,
+                progress=partial(tell, "Measuring the draft"),
+            )
         is_given = {name: None for name, value in asdict(given).items() if value}
         return Tuned(
             chosen=chosen,
@@ -155,7 +160,7 @@ def tune(
             trials=tuple(trials.made),
             depth=depth,
             passes=tuple(Pass.of(size, seconds[size]) for size in sizes),
-            step=Pass.of(steps.n_per_step, steps.steps) if steps else None,
+            step=Pass.of(steps.n_per_step, steps.steps) if steps and steps.steps else None,
             reading=Pass.of(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),

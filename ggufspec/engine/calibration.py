@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import ceil
 from time import perf_counter
+from typing import NamedTuple
 
 from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
@@ -15,20 +16,19 @@ from ggufspec.decoding.loop import speculate
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Ask, Round, Scored
-from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.drafting.strategies import Materials, make
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession
 from ggufspec.llama.context import Context
 from ggufspec.llama.threadpool import end_threads
-from ggufspec.llama.timing import measured
+from ggufspec.llama.timing import DraftTimes, measured
 from ggufspec.llama.vocab_map import filler_tokens
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
 DEPTH, N_ROUNDS, N_DRAFTED = 32, 6, 3  # of the text whose rounds are measured
 N_READ, N_READINGS = 16, 2  # tokens that a draft model reads in one batch
-MOST_TOKENS = 512
+LEAST_DEPTH, MOST_TOKENS = 2, 512  # an EAGLE-3 head needs two tokens to draft from
 
 
 def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
@@ -108,21 +108,71 @@ def _measure(
         sequence=slot.target.sequence,
     )
     if draft is not None:
-        _learn_drafts(
-            costs, target, draft, filler_tokens(pair.vocab, min(context.n_ctx, MOST_TOKENS))
-        )
+        filler = filler_tokens(pair.vocab, min(context.n_ctx, MOST_TOKENS))
+        n_draft = min(N_DRAFTED, costs.n_most - 1)
+        how = DEPTH, N_ROUNDS, n_draft, costs.n_per_step
+        rounds, readings = _drafts(target, draft, filler, *how)
+        fastest = [min(found, key=_per_step) for found in (rounds, readings) if found]
+        for each in fastest:  # others may have been disturbed
+            costs.observe_draft(each.n, each.seconds, each.n_further)
     slot.forget()
     profile.settle(costs)
     end_threads()  # `serve` calibrates in another thread than it writes texts
 
 
-def _learn_drafts(
-    costs: CostModel, target: DraftSession, draft: DraftSession, filler: Sequence[int]
-) -> None:
-    """Learn the seconds of draft steps from rounds of a text, and then those of reading."""
-    n_draft = min(max(N_DRAFTED, costs.n_per_step), costs.n_most - 1)
+def time_head(pair: Pair, depth: int, n_rounds: int) -> DraftTimes:
+    """Seconds of a head's steps after a text of `depth` tokens, and of batches that it reads.
+
+    In rounds, as a drafter runs them: a bare pass of its context is several times faster. After
+    fewer tokens where the context is small. Raises DecodeError, ClosedError.
+    """
+    assert pair.head is not None
+    n_per_step, n_draft = pair.profile.costs.n_per_step, min(N_DRAFTED, pair.n_draft_max)
+    filler = filler_tokens(pair.vocab, min(pair.target.n_ctx, depth + MOST_TOKENS))
+    depth = min(depth, len(filler) - (n_rounds + 1) * (n_draft + 1) - N_READINGS * N_READ)
+    with pair.lock.held():
+        slot = pair.slots.spare()
+        assert slot.draft is not None
+        pair.head.use(slot.target.sequence, is_used=True)
+        rounds, readings = _drafts(
+            slot.target, slot.draft, filler, depth, n_rounds + 1, n_draft, n_per_step
+        )
+        slot.forget()
+    return DraftTimes(
+        [*map(_per_step, rounds)],
+        [each.seconds for each in readings],
+        max((each.n_further + 1 for each in readings), default=0),
+        n_per_step,
+    )
+
+
+class _Drafted(NamedTuple):
+    """`n` draft steps in sequence, the first of which also read `n_further` tokens."""
+
+    seconds: float
+    n: int
+    n_further: int
+
+
+def _per_step(drafted: _Drafted) -> float:
+    return drafted.seconds / drafted.n
+
+
+def _drafts(
+    target: DraftSession,
+    draft: DraftSession,
+    filler: Sequence[int],
+    depth: int,
+    n_rounds: int,
+    n_draft: int,
+    n_per_step: int,
+) -> tuple[list[_Drafted], list[_Drafted]]:
+    """Draft steps in rounds of a text after its first `depth` tokens, and after many new tokens.
+
+    The text has at most as many tokens as `filler`. Without the first round, which reads the text.
+    """
     uniforms, draft_uniforms = uniform_streams(0)
-    tokens, sampling = array("i", filler[:DEPTH]), Sampling()
+    tokens, sampling = array("i", filler[: max(depth, LEAST_DEPTH)]), Sampling()
     materials = Materials(sampling, draft_uniforms, (), draft, n_draft_max=n_draft, tree="off")
     steps = speculate(
         tokens,
@@ -131,21 +181,20 @@ def _learn_drafts(
         sampling=sampling,
         uniforms=uniforms,
         n_draft=n_draft,
-        n_end=min(DEPTH + N_ROUNDS * (n_draft + 1), len(filler)),
+        n_end=min(depth + n_rounds * (n_draft + 1), len(filler)),
     )
-    n_further: int | None = None  # tokens that the draft reads besides; the first round: the text
+    rounds: list[_Drafted] = []
+    n_further: int | None = None
     for ask in steps:
         assert isinstance(ask, Ask)
         round_ = steps.send(Scored(target.score(ask.tokens, ask.draft), 0.0))
         assert isinstance(round_, Round)
-        if n_further is not None:
-            n_steps = ceil(round_.n_drafted / costs.n_per_step)
-            costs.observe_draft(n_steps, round_.draft_seconds, n_further)
-        n_further = int(round_.n_accepted == round_.n_drafted)  # its last token
-    if costs.n_per_step > 1:
-        return
-    readings: list[tuple[float, int]] = []
-    for _ in range(N_READINGS):
+        if n_further is not None and round_.n_drafted:
+            n = ceil(round_.n_drafted / n_per_step)
+            rounds.append(_Drafted(round_.draft_seconds, n, n_further))
+        n_further = int(round_.n_accepted == round_.n_drafted)  # the last token of its draft
+    readings: list[_Drafted] = []
+    for _ in range(N_READINGS if n_per_step == 1 else 0):
         if len(tokens) + N_READ >= len(filler):
             break
         tokens.extend(filler[:N_READ])
@@ -153,6 +202,5 @@ def _learn_drafts(
         n_read, start = len(tokens) - draft.n_common(tokens), perf_counter()
         draft.score(tokens)
         if n_read > 1:  # a head that reads the target's cells has none to read
-            readings.append((perf_counter() - start, n_read - 1))
-    if readings:
-        costs.observe_draft(1, *min(readings))
+            readings.append(_Drafted(perf_counter() - start, 1, n_read - 1))
+    return rounds, readings
