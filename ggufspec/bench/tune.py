@@ -144,7 +144,7 @@ def tune(
         )
         steps = None
         if engine.pair.head is not None:
-            steps = time_head(engine.pair, depth, n_runs)
+            steps = time_head(engine.pair, depth, n_runs, partial(tell, "Measuring the draft"))
         elif draft is not None:
             steps = timing.time_draft(
                 draft,

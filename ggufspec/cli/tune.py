@@ -230,9 +230,10 @@ def _print_trials(trials: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_draft(draft: dict[str, Any]) -> None:
-    step = draft["step"]
+    step, n = draft["step"], draft["step"]["n_tokens"]
+    what = "draft token" if n == 1 else f"block of {n} draft tokens"
     render.echo(
-        f"\nOne draft token costs {_ms(step['seconds'])} ms, "
+        f"\nOne {what} costs {_ms(step['seconds'])} ms, "
         f"{draft['step_relative_to_one']:.1%} of a target pass over one token."
     )
     if draft["cannot_pay"]:

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from ggufspec.common import defaults
-from ggufspec.common.progress import NamedProgress
+from ggufspec.common.progress import NamedProgress, Progress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import speculate
 from ggufspec.decoding.rng import uniform_streams
@@ -120,7 +120,9 @@ def _measure(
     end_threads()  # `serve` calibrates in another thread than it writes texts
 
 
-def time_head(pair: Pair, depth: int, n_rounds: int) -> DraftTimes:
+def time_head(
+    pair: Pair, depth: int, n_rounds: int, progress: Progress | None = None
+) -> DraftTimes:
     """Seconds of a head's steps after a text of `depth` tokens, and of batches that it reads.
 
     In rounds, as a drafter runs them: a bare pass of its context is several times faster. After
@@ -134,9 +136,8 @@ def time_head(pair: Pair, depth: int, n_rounds: int) -> DraftTimes:
         slot = pair.slots.spare()
         assert slot.draft is not None
         pair.head.use(slot.target.sequence, is_used=True)
-        rounds, readings = _drafts(
-            slot.target, slot.draft, filler, depth, n_rounds + 1, n_draft, n_per_step
-        )
+        how = depth, n_rounds + 1, n_draft, n_per_step, progress
+        rounds, readings = _drafts(slot.target, slot.draft, filler, *how)
         slot.forget()
     return DraftTimes(
         [*map(_per_step, rounds)],
@@ -166,6 +167,7 @@ def _drafts(
     n_rounds: int,
     n_draft: int,
     n_per_step: int,
+    progress: Progress | None = None,
 ) -> tuple[list[_Drafted], list[_Drafted]]:
     """Draft steps in rounds of a text after its first `depth` tokens, and after many new tokens.
 
@@ -193,6 +195,8 @@ def _drafts(
             n = ceil(round_.n_drafted / n_per_step)
             rounds.append(_Drafted(round_.draft_seconds, n, n_further))
         n_further = int(round_.n_accepted == round_.n_drafted)  # the last token of its draft
+        if progress is not None:
+            progress(min(len(rounds) + 1, n_rounds), n_rounds)
     readings: list[_Drafted] = []
     for _ in range(N_READINGS if n_per_step == 1 else 0):
         if len(tokens) + N_READ >= len(filler):

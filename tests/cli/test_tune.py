@@ -192,6 +192,15 @@ def test_a_draft_that_costs_too_much_cannot_pay(
     assert ("best draft length" in told) is not cannot_pay
 
 
+def test_a_step_that_drafts_a_block_is_called_so(
+    tune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ggufspec.llama.timing.time_draft", lambda context, **how: DraftTimes([0.004], [], 0, 7)
+    )
+    assert "One block of 7 draft tokens costs 4.00 ms" in tune("-t", "1", "-td", "1").out
+
+
 # What is remembered
 
 
