@@ -698,6 +698,8 @@ NB_MODULE(_native, m) {
                 return self.of_text(n_tokens, n_sharers);
             },
             "n_tokens"_a, "n_sharers"_a, "One of per_text's seconds; those of n_most tokens for more.")
+        .def("plain_of_text", &ggufspec::CostModel::plain_of_text, "n_sharers"_a,
+             "Seconds per token without drafting, of one text in a pass of n_sharers texts.")
         .def_prop_ro("curve", &ggufspec::CostModel::curve,
                      "Seconds of a pass over 1, 2 ... n_most * n_sharers tokens, measured or assumed.")
         .def_prop_ro("plain", &ggufspec::CostModel::plain, "Seconds per token without drafting.")

@@ -71,8 +71,10 @@ public:
     std::vector<double> per_text(size_t n_sharers) const;  // of 1, 2 ... n_most tokens
 
     double plain() const;  // seconds per token without drafting
-    double step() const;   // seconds of a draft step, in which the draft model reads one token
-    double read() const;   // seconds that the draft model takes for each token that it reads in a batch
+    // The same of one text in a pass of n_sharers texts.
+    double plain_of_text(size_t n_sharers) const { return n_sharers <= 1 ? plain() : of_text(1, n_sharers); }
+    double step() const;  // seconds of a draft step, in which the draft model reads one token
+    double read() const;  // seconds that the draft model takes for each token that it reads in a batch
     bool knows_draft() const { return n_steps_ > 0 || knows_step_before(); }  // whether a draft step was measured
 
     // Measurements: seconds by number of tokens, and as observe_plain and observe_draft learned them; 0: none.
@@ -105,7 +107,7 @@ private:
     size_t n_most_, n_sharers_, n_per_step_;
     StartingCosts start_;
     std::vector<double> positions_;  // a coordinate for each number of tokens; interpolation is linear in it
-    std::set<size_t> warm_;          // sizes of passes run so far on the device
+    std::set<size_t> warm_;  // sizes of passes run so far on the device
     std::map<size_t, Size> sizes_;
     size_t n_passes_ = 0;
     double scale_ = 1;  // follows the machine's drift

@@ -157,7 +157,7 @@ void LengthRule::update(std::vector<double> curve, double step, const std::vecto
 
 double LengthRule::update(const CostModel & costs, size_t n_sharers, const AcceptanceModel * by_target, std::vector<double> gaps,
                           size_t n_levels) {
-    const double least = 1 / (n_sharers <= 1 ? costs.plain() : costs.of_text(1, n_sharers));
+    const double least = 1 / costs.plain_of_text(n_sharers);
     if (by_target == nullptr) {
         curve_ = costs.per_text(n_sharers);
         const std::vector<double> never(curve_.size() - 1, kNever);

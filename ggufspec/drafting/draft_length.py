@@ -369,8 +369,7 @@ class LengthPolicy:
     @property
     def _plain(self) -> float:
         """Seconds per token of this text without drafting."""
-        is_alone = self._n_sharers == 1
-        return self.costs.plain if is_alone else self.costs.of_text(1, self._n_sharers)
+        return self.costs.plain_of_text(self._n_sharers)
 
     def _update(self) -> None:
         if not self._is_current:

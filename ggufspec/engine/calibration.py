@@ -19,7 +19,7 @@ from ggufspec.decoding.types import Ask, Round, Scored
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.drafting.strategies import Materials, make
 from ggufspec.engine.pair import Pair
-from ggufspec.engine.slots import DraftSession
+from ggufspec.engine.slots import DraftSession, Slot
 from ggufspec.llama.context import Context
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import DraftTimes, measured
@@ -93,11 +93,9 @@ def _measure(
     """
     if profile.is_settled:  # checked with the lock held: another thread may have measured
         return
-    slot, known = pair.slots.spare(), profile.costs
+    slot, known = _spare(pair), profile.costs
     target, draft = (*slot.sessions, None)[role : role + 2]
     assert target is not None
-    if pair.head is not None:
-        pair.head.use(slot.target.sequence, is_used=True)
     costs = measured(
         context,
         [size for size in SIZES if size <= min(known.n_most, context.n_ctx)],
@@ -133,9 +131,8 @@ def time_head(
     filler = filler_tokens(pair.vocab, min(pair.target.n_ctx, depth + MOST_TOKENS))
     depth = min(depth, len(filler) - (n_rounds + 1) * (n_draft + 1) - N_READINGS * N_READ)
     with pair.lock.held():
-        slot = pair.slots.spare()
+        slot = _spare(pair)
         assert slot.draft is not None
-        pair.head.use(slot.target.sequence, is_used=True)
         how = depth, n_rounds + 1, n_draft, n_per_step, progress
         rounds, readings = _drafts(slot.target, slot.draft, filler, *how)
         slot.forget()
@@ -145,6 +142,14 @@ def time_head(
         max((each.n_further + 1 for each in readings), default=0),
         n_per_step,
     )
+
+
+def _spare(pair: Pair) -> Slot:
+    """The slot to measure in; a head, if there is one, reads the states of its text."""
+    slot = pair.slots.spare()
+    if pair.head is not None:
+        pair.head.use(slot.target.sequence, is_used=True)
+    return slot
 
 
 class _Drafted(NamedTuple):
@@ -169,12 +174,13 @@ def _drafts(
     n_per_step: int,
     progress: Progress | None = None,
 ) -> tuple[list[_Drafted], list[_Drafted]]:
-    """Draft steps in rounds of a text after its first `depth` tokens, and after many new tokens.
+    """Measure draft steps: in rounds of a text after `depth` tokens, then after N_READ new tokens.
 
-    The text has at most as many tokens as `filler`. Without the first round, which reads the text.
+    The first round, which reads the text, is left out. The text is at most as long as `filler`.
     """
+    depth = max(depth, LEAST_DEPTH)
     uniforms, draft_uniforms = uniform_streams(0)
-    tokens, sampling = array("i", filler[: max(depth, LEAST_DEPTH)]), Sampling()
+    tokens, sampling = array("i", filler[:depth]), Sampling()
     materials = Materials(sampling, draft_uniforms, (), draft, n_draft_max=n_draft, tree="off")
     steps = speculate(
         tokens,
