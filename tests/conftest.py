@@ -80,10 +80,10 @@ def _attention(_amx: None) -> Iterator[None]:
     known: dict[tuple[object, ...], Times | None] = {}
     measure = attention.time_passes
 
-    def time_once(model: Model, until: float) -> Times | None:
-        shape = (model.heads, model.n_layers, model.n_embd)
+    def time_once(model: Model, until: float, deepest: int) -> Times | None:
+        shape = (model.heads, model.n_layers, model.n_embd, deepest)
         if shape not in known:
-            known[shape] = measure(model, until)
+            known[shape] = measure(model, until, deepest)
         return known[shape]
 
     with pytest.MonkeyPatch.context() as patch:

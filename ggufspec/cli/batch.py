@@ -16,7 +16,7 @@ from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan, LocalProcess, StartWorker
 from ggufspec.cli import ERROR, INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.loading import LateBars, PairOptions, late_bars
+from ggufspec.cli.loading import LateBars, PairOptions, late_bars, usual_text
 from ggufspec.cli.parameters import (
     AT_LEAST_1,
     COUNT,
@@ -34,7 +34,8 @@ from ggufspec.engine.options import file_sampling
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 
-_WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # options that do not change texts
+# Options that do not change texts, and what follows from the prompts.
+_WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
 
 
 @click.command(name="batch", cls=shared.SectionedCommand)
@@ -147,6 +148,8 @@ def command(
     if address is not None:
         check(address)
     prompts = read_prompts(prompt_file)[:limit]
+    texts = ["".join([*prompt.turns, *map(str, prompt.messages)]) for prompt in prompts]
+    load_settings["usual_text"] = usual_text(texts, settings["max_tokens"])
     target, draft = pair.find()
     found = file_sampling(read_header(target).values)
     settings = text_settings.with_file_sampling(settings, found, verbose=verbose)

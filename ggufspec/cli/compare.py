@@ -17,7 +17,7 @@ import click
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, TimedText, verdict
 from ggufspec.cli import INTERRUPTED, load_options, render, shared, text_settings
 from ggufspec.cli.demo import WARM_UP_TOKENS
-from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, usual_text
 from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, option
 from ggufspec.cli.run import prompt_of, read_prompt
 from ggufspec.common import defaults
@@ -114,6 +114,7 @@ def command(
     text = read_prompt(asked) if is_given else _PROMPT
     pairs = pair.find_each()
     load_settings |= pair.load_settings(settings["n_draft"])
+    load_settings["usual_text"] = usual_text([text], settings["max_tokens"])
     races: dict[str, Race] = {}  # by the draft's name; "" for a single draft
     steps: dict[str, float] = {}  # milliseconds of a draft step
     given = settings

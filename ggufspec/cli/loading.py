@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ MOST_DRAFTS = 16  # maximum number that a command ranks
 _EMBEDDED_PARAMS = 7.2  # millions
 _PATIENCE_SECONDS = 1.0
 _LINE_SECONDS = 10.0  # between two lines, without a terminal
+_TOKEN_BYTES = 4  # of usual text, in most languages and vocabularies
+_N_NEW = 256  # assumed tokens of an answer without a limit
 _WORK = {"costs": "Measuring the pair", "vocabulary": "Reading the vocabulary"}
 
 
@@ -153,6 +156,12 @@ def load_with_bars(target: Path, draft: DraftFile | None, load_settings: dict[st
     for line in engine.notes:
         render.note(line)
     return engine
+
+
+def usual_text(texts: Sequence[str], n_new: int | None) -> tuple[int, int]:
+    """The argument of `load` for these prompts: their mean length in tokens, and `n_new`."""
+    n_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    return n_bytes // max(len(texts), 1) // _TOKEN_BYTES, _N_NEW if n_new is None else n_new
 
 
 class LateBars:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, usual_text
 from ggufspec.cli.parameters import FILE, PATH, option
 from ggufspec.common.files import check_writable
 from ggufspec.common.reading import decoded, read_file, read_text
@@ -86,6 +86,10 @@ def command(
     if prediction is not None:
         predicted = read_text(prediction, "the prediction")
     text_settings.check_draft(pair, settings, compare=compare)
+    if prompt_cache is None:  # saved cells can only be restored with the same flash attention
+        load_settings["usual_text"] = usual_text(
+            [(asked["system"] or "") + text], settings["max_tokens"]
+        )
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, paths, settings):
         options = replace(text_settings.checked(settings), prediction=predicted)
         prompt = prompt_of(engine, text, asked)

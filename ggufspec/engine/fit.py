@@ -11,6 +11,7 @@ from ggufspec.common import defaults, validate
 from ggufspec.engine.options import file_sampling
 from ggufspec.engine.speeds import PlacedShape, Predicted, machine_for, measured, predicted
 from ggufspec.errors import OptionError
+from ggufspec.llama.attention import UsualText
 from ggufspec.llama.build import why_no_gpu
 from ggufspec.llama.context_options import KV_TYPES, choice
 from ggufspec.llama.devices import buffer_types, free_memory, gpus
@@ -76,6 +77,7 @@ class LoadOptions:
     n_threads: int | None = None
     n_threads_draft: int | None = None
     flash_attention: str = defaults.FLASH_ATTENTION
+    usual_text: UsualText | None = None
     type_k: str = defaults.KV_TYPE
     type_v: str = defaults.KV_TYPE
     mmap: bool = True

@@ -20,7 +20,7 @@ from ggufspec.engine.pair import DraftOfDraft, Pair, add_texts, read_texts
 from ggufspec.engine.slots import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError
-from ggufspec.llama.attention import Attention, known_attention
+from ggufspec.llama.attention import Attention, UsualText, known_attention
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_checks import check_exact, check_room
 from ggufspec.llama.context_options import ContextOptions
@@ -72,6 +72,7 @@ def load(
     n_threads: int | None = None,
     n_threads_draft: int | None = None,
     flash_attention: str = defaults.FLASH_ATTENTION,
+    usual_text: tuple[int, int] | None = None,
     type_k: str = defaults.KV_TYPE,
     type_v: str = defaults.KV_TYPE,
     mmap: bool = True,
@@ -126,6 +127,7 @@ def load(
     they have room. The draft stays local. llama.cpp ends the process if a server disconnects.
     n_threads, n_threads_draft: None: one per physical core, and a single one for a tiny draft.
     flash_attention: "auto" (measured once on CPUs, else llama.cpp decides), "on", "off".
+    usual_text: tokens of the prompt and of the answer that "auto" decides for; None: short texts.
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
     mlock: keep the models in RAM, never swapped. repack: let kernels store weights in another form.
     op_offload: whether a GPU reads prompts with the layers of the host; None: where it is faster.
@@ -184,6 +186,7 @@ def load(
         n_threads=n_threads,
         n_threads_draft=n_threads_draft,
         flash_attention=flash_attention,
+        usual_text=None if usual_text is None else _usual_text(usual_text),
         type_k=type_k,
         type_v=type_v,
         mmap=validate.switch("mmap", mmap),
@@ -340,7 +343,7 @@ def _settings(
     shared = replace(shared, n_batch=n_batch, offloads=offloads)
     if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
         tuned = found.flash_attention and Attention(found.flash_attention)
-        attention = tuned or known_attention(target, draft, shared)
+        attention = tuned or known_attention(target, draft, shared, options.usual_text)
         shared = replace(shared, flash_attention=attention.setting)
     of_target = replace(
         shared,
@@ -382,6 +385,16 @@ def _profile(
         predicted.assumed,
         contexts[1].n_per_step if contexts[1:] else 1,
     )
+
+
+def _usual_text(lengths: Sequence[int]) -> UsualText:
+    found = validate.tokens("usual_text", lengths)
+    if len(found) != 2 or min(found) < 0:
+        raise OptionError(
+            f"usual_text is {lengths!r}; give the tokens of the prompt and of the answer, such as "
+            "(5000, 200)"
+        )
+    return UsualText(*found)
 
 
 def _is_tiny(model: Model | None) -> bool:

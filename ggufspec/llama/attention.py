@@ -27,25 +27,51 @@ MOST_SECONDS = 0.1  # of a pass; in slower ones, attention is a small part
 DEPTHS = (32, 512)  # tokens in the cache before the pass
 FASTER = 0.95  # share of the time with flash attention; repeated measurements differ by 3 %
 
+# Longer texts are measured at a depth of their own, the next power of two, and so is reading their
+# prompts, which takes most of their time. All this costs as much as reading 250 tokens, once.
+_LONG, _DEEPEST = 2 * DEPTHS[-1], 8192
+PROMPT = 64  # tokens of a pass over a piece of a prompt; larger pieces cost as much per token
+_MOST_SECONDS_LONG = 0.5  # of a pass over one token on an empty cache
+_N_PER_PASS = 2  # tokens that a pass writes on average, to weigh answers against prompts
+
 _MOST_ROUNDS, _FEWEST_ROUNDS = 9, 2
-_N_TRIED = 2  # passes over one token; the first may read weights from the disk
+_N_TRIED = 2  # passes over one token, the first may read weights; measurements, if disturbed
 _SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
 _WAYS = ("on", "off")  # of flash attention
 
-# Seconds of one model: by "on" or "off", then by depth (DEPTHS), then by tokens (SIZES).
+# Seconds of one model: by "on" or "off", then by depth (two), then by tokens (SIZES; PROMPT).
 Times = Mapping[str, Sequence[Sequence[float]]]
+
+
+class UsualText(NamedTuple):
+    """Tokens that the prompt of a usual text has, and tokens that are then written."""
+
+    n_prompt: int
+    n_new: int
+
+    @property
+    def depth(self) -> int:
+        """Tokens before an average pass of the answer; fewer than DEPTHS[0] cost as much."""
+        return max(self.n_prompt + self.n_new // 2, DEPTHS[0])
+
+    @property
+    def deepest(self) -> int:
+        """The depth to measure at; the times at others lie on a line with those at DEPTHS[0]."""
+        if self.depth <= _LONG:
+            return DEPTHS[-1]
+        return int(min(2 ** (self.depth - 1).bit_length(), _DEEPEST))
 
 
 class Attention(NamedTuple):
     """How a pair computes attention: "auto" (llama.cpp decides) or "off", without flash attention.
 
-    `ratio`: seconds of passes after `depth` tokens without flash attention, over seconds with it;
-    None: not measured. `seconds`: per model, target first: of passes over SIZES, with the choice.
+    `ratio`: seconds of a text without flash attention, over seconds with it; None: not measured.
+    `seconds`: per model, target first: of passes over SIZES, with the choice.
     """
 
     setting: str = defaults.FLASH_ATTENTION
     ratio: float | None = None
-    depth: int = 0
+    text: UsualText = UsualText(0, 0)
     seconds: Sequence[Sequence[float]] = ()
 
     @property
@@ -53,87 +79,121 @@ class Attention(NamedTuple):
         """The choice and its reason in one line; None if nothing was measured."""
         if self.ratio is None:
             return None
+        what = f"passes after {self.text.depth:,} tokens take"
+        if self.text.deepest > DEPTHS[-1]:
+            what = f"a prompt of about {self.text.n_prompt:,} tokens and its answer take"
         return (
-            f"flash attention {self.setting}: without it, passes after {self.depth} tokens take "
-            f"{self.ratio:.2f} times as long on this CPU"
+            f"flash attention {self.setting}: without it, {what} {self.ratio:.2f} times as long "
+            "on this CPU"
         )
 
 
-def choose_attention(depth: int, *models: Times, has_draft: bool) -> Attention:
-    """The choice that a target and its draft share, for texts of about `depth` tokens."""
+def choose_attention(text: UsualText, *models: Times, has_draft: bool) -> Attention:
+    """The choice that a target and its draft share, from their times at `text.deepest`."""
     n_sizes = len(SIZES) if has_draft else _N_WITHOUT_DRAFT
-    share = (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
-    at_depth = {
-        way: [[a + share * (b - a) for a, b in zip(*times[way], strict=True)] for times in models]
-        for way in _WAYS
-    }
-    plain, flash = (sum(sum(of[:n_sizes]) for of in at_depth[way]) for way in ("off", "on"))
-    ratio = plain / flash
+
+    def seconds_at(depth: float, times: Times, way: str) -> Sequence[float]:
+        share = (depth - DEPTHS[0]) / (text.deepest - DEPTHS[0])
+        return [a + share * (b - a) for a, b in zip(*times[way], strict=True)]
+
+    def seconds_of_text(way: str) -> float:
+        found = 0.0
+        for times in models:
+            passes = seconds_at(text.depth, times, way)
+            found += text.n_new / _N_PER_PASS * sum(passes[:n_sizes]) / n_sizes
+            if text.deepest > DEPTHS[-1]:
+                found += text.n_prompt * seconds_at(text.n_prompt / 2, times, way)[-1] / PROMPT
+        return found
+
+    ratio = seconds_of_text("off") / seconds_of_text("on")
     setting, way = ("off", "off") if ratio < FASTER else (defaults.FLASH_ATTENTION, "on")
-    return Attention(setting, ratio, depth, at_depth[way])
+    chosen = [seconds_at(text.depth, times, way)[: len(SIZES)] for times in models]
+    return Attention(setting, ratio, text, chosen)
 
 
-def known_attention(target: Model, draft: Model | None, options: ContextOptions) -> Attention:
+def known_attention(
+    target: Model, draft: Model | None, options: ContextOptions, text: UsualText | None = None
+) -> Attention:
     """The choice for a pair on this machine; the first time, its passes are measured and stored.
 
+    `text`: what the pair is loaded for; None: unknown, and then short texts decide.
     Measurements that cannot be stored are not used: texts with a seed would differ between loads.
     Nothing is measured for GPUs, for caches of other types than f16 (quantized ones need flash
     attention), or if the attention scores of a long context would take too much memory.
     """
+    if text is None:
+        # A usual text fills half of the context, and its average token comes at half of that.
+        text = UsualText(0, 2 * min(max(options.n_ctx // 4, DEPTHS[0]), DEPTHS[-1]))
     models = [model for model in (target, draft) if model is not None and not model.is_head]
     if {options.type_k, options.type_v} != {"f16"}:
         return Attention()
     if any(model.n_gpu_layers or not _has_room(model, options) for model in models):
         return Attention()
-    facts = {"about": "attention", "pair": pair_key(target, draft, options)}
-    if _recall(facts, len(models)) is None:
-        measured = _measure(models)
-        of_depths = (seconds for times in measured for of in times.values() for seconds in of)
-        if any(map(is_disturbed, of_depths)):
+    of_long = {"depth": text.deepest} if text.deepest > DEPTHS[-1] else {}
+    facts = {"about": "attention", "pair": pair_key(target, draft, options), **of_long}
+    n_sizes = len(_sizes(text.deepest))
+    if _recall(facts, len(models), n_sizes) is None:
+        for _ in range(_N_TRIED):
+            measured = _measure(models, text.deepest)
+            of_depths = (seconds for times in measured for of in times.values() for seconds in of)
+            if not any(map(is_disturbed, of_depths)):
+                break
+        else:
             return Attention()
-        if _recall(facts, len(models)) is None:  # another process may have stored its own meanwhile
+        # Another process may have stored its own meanwhile.
+        if _recall(facts, len(models), n_sizes) is None:
             profile_store.remember(facts, {"seconds": measured})
-    # A usual text fills half of the context, and its average token comes at half of that.
-    depth = min(max(options.n_ctx // 4, DEPTHS[0]), DEPTHS[1])
-    times = _recall(facts, len(models))
-    return choose_attention(depth, *times, has_draft=draft is not None) if times else Attention()
+    times = _recall(facts, len(models), n_sizes)
+    return choose_attention(text, *times, has_draft=draft is not None) if times else Attention()
 
 
-def time_passes(model: Model, until: float) -> Times | None:
-    """Seconds of passes with and without flash attention, until a time; None: none, or too slow."""
-    seconds_each = (until - perf_counter()) / len(DEPTHS)
+def time_passes(model: Model, until: float, deepest: int = DEPTHS[-1]) -> Times | None:
+    """Seconds of passes with and without flash attention, until a time; None: none, or too slow.
+
+    Behind DEPTHS[-1] there is no limit of time, but one for a pass on an empty cache.
+    """
+    depths, sizes, is_long = (DEPTHS[0], deepest), _sizes(deepest), deepest > DEPTHS[-1]
+    seconds_each = (until - perf_counter()) / len(depths)
     found: dict[tuple[str, int, int], list[float]] = {}
     with ExitStack() as stack:
-        make = partial(BareContext, model.pointer, max(SIZES), DEPTHS[-1], ThreadPools())
+        make = partial(BareContext, model.pointer, max(sizes), deepest, ThreadPools())
         contexts = {way: stack.enter_context(closing(make(FLASH_ATTENTION[way]))) for way in _WAYS}
+        most = _MOST_SECONDS_LONG if is_long else MOST_SECONDS
         for context in contexts.values():  # before cells are filled by a pass over many tokens
-            if min(context.seconds(1, 1) or inf for _ in range(_N_TRIED)) > MOST_SECONDS:
+            if min(context.seconds(1, 1) or inf for _ in range(_N_TRIED)) > most:
                 return None
-        for depth in DEPTHS:
+        for depth in depths:
             if not all(context.fill(depth) for context in contexts.values()):
                 return None
             began = perf_counter()
-            for i in range(_MOST_ROUNDS):
-                for (way, context), size in product(contexts.items(), SIZES):
+            for i in range(_FEWEST_ROUNDS if is_long else _MOST_ROUNDS):
+                for (way, context), size in product(contexts.items(), sizes):
+                    if size == PROMPT and i:
+                        continue
                     seconds = context.seconds(size, size)
-                    is_late = perf_counter() > until + SECONDS
-                    if seconds is None or seconds > MOST_SECONDS or is_late:
+                    if seconds is None:
                         return None
-                    if i:  # the first round touches the memory
+                    if not is_long and (seconds > most or perf_counter() > until + SECONDS):
+                        return None
+                    if i or is_long:  # the first round touches the memory: little of a long text's
                         found.setdefault((way, depth, size), []).append(seconds)
                 if i >= _FEWEST_ROUNDS and perf_counter() - began > seconds_each:
                     break
     return {
-        way: [[min(found[way, depth, size]) for size in SIZES] for depth in DEPTHS] for way in _WAYS
+        way: [[min(found[way, depth, size]) for size in sizes] for depth in depths] for way in _WAYS
     }
 
 
-def _measure(models: Sequence[Model]) -> Sequence[Times]:
+def _sizes(deepest: int) -> Sequence[int]:
+    return SIZES if deepest <= DEPTHS[-1] else (*SIZES, PROMPT)
+
+
+def _measure(models: Sequence[Model], deepest: int) -> Sequence[Times]:
     """The times of each model; empty if one cannot be measured in time."""
     found, until = [], perf_counter()
     for model in models:
         until += SECONDS / len(models)
-        times = None if model.heads is None else time_passes(model, until)
+        times = None if model.heads is None else time_passes(model, until, deepest)
         if times is None:
             return ()
         found.append(times)
@@ -146,18 +206,18 @@ def _has_room(model: Model, options: ContextOptions) -> bool:
     return 4 * n_scores * n_heads <= max(_SCORE_BYTES, model.n_bytes // 4)
 
 
-def _recall(facts: Mapping[str, object], n_models: int) -> Sequence[Times] | None:
+def _recall(facts: Mapping[str, object], n_models: int, n_sizes: int) -> Sequence[Times] | None:
     """The stored times of the models; empty where they could not be measured."""
     found = (profile_store.recall(facts) or {}).get("seconds")
     if not isinstance(found, list) or len(found) not in (0, n_models):
         return None
-    return found if all(map(_is_valid, found)) else None
+    return found if all(_is_valid(times, n_sizes) for times in found) else None
 
 
-def _is_valid(times: object) -> bool:
+def _is_valid(times: object, n_sizes: int) -> bool:
     if not isinstance(times, dict) or {*times} != {*_WAYS}:
         return False
     return all(
-        np.shape(seconds) == (len(DEPTHS), len(SIZES)) and bool(np.all(np.asarray(seconds) > 0))
+        np.shape(seconds) == (len(DEPTHS), n_sizes) and bool(np.all(np.asarray(seconds) > 0))
         for seconds in times.values()
     )

@@ -170,7 +170,7 @@ def test_or_what_the_choice_of_flash_attention_has_measured_at_the_texts_depth(
     target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {"on": [[1.0, 1.6, 2.0], [3.0, 3.0, 3.0]], "off": [[0.5, 0.8, 1.0], [1.5, 2.4, 3.0]]}
-    monkeypatch.setattr(attention, "time_passes", lambda model, until: times)
+    monkeypatch.setattr(attention, "time_passes", lambda model, until, deepest: times)
     with ggufspec.load(target, draft, n_threads=1, n_draft_max=8, n_ctx=128) as engine:
         costs = engine.pair.profile.costs
     assert engine.attention is not None

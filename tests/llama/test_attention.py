@@ -21,6 +21,7 @@ from ggufspec.llama import attention
 from ggufspec.llama.attention import (
     Attention,
     Times,
+    UsualText,
     choose_attention,
     known_attention,
     time_passes,
@@ -44,7 +45,7 @@ class Timer:
     def __init__(self, answer: Times | None) -> None:
         self.answer, self.asked = answer, 0
 
-    def __call__(self, model: Model, until: float) -> Times | None:
+    def __call__(self, model: Model, until: float, deepest: int) -> Times | None:
         self.asked += 1
         return self.answer
 
@@ -61,7 +62,7 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
 
 
 def chosen(*models: Times, depth: int = 100, has_draft: bool = True) -> Attention:
-    return choose_attention(depth, *models, has_draft=has_draft)
+    return choose_attention(UsualText(0, 2 * depth), *models, has_draft=has_draft)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,38 @@ def test_longer_passes_count_with_a_draft_only() -> None:
     assert chosen(target, has_draft=False).setting == "auto"
 
 
+LONG = UsualText(5000, 32)
+
+
+def long_times(flash: float, plain: float, prompt: float, plain_prompt: float) -> Times:
+    """On an empty cache both ways take as long; at the depth of LONG, these seconds."""
+    empty, n = [0.1, 0.1, 0.1, 0.5], len(attention.SIZES)
+    return {
+        "on": [empty, [*[flash] * n, prompt]],
+        "off": [empty, [*[plain] * n, plain_prompt]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "setting"),
+    [
+        (long_times(0.2, 0.2, 2.0, 1.2), "off"),  # its prompt takes most of the time
+        (long_times(0.1, 0.3, 2.0, 1.2), "off"),
+        (long_times(0.2, 0.2, 1.2, 2.0), "auto"),
+        (long_times(0.2, 0.2, 1.2, 1.2), "auto"),
+    ],
+)
+def test_a_long_text_is_judged_with_its_prompt(target: Times, setting: str) -> None:
+    found = choose_attention(LONG, target, has_draft=False)
+    assert found.setting == setting
+    assert "a prompt of about 5,000 tokens" in str(found.reason)
+
+
+def test_a_long_answer_counts_more_than_a_short_prompt() -> None:
+    target = long_times(0.1, 0.3, 2.0, 1.2)
+    assert choose_attention(UsualText(100, 5000), target, has_draft=False).setting == "auto"
+
+
 # The measurement
 
 
@@ -123,6 +156,15 @@ def test_whole_passes_are_timed_within_the_limit(monkeypatch: pytest.MonkeyPatch
     for of_depth in found.values():
         assert np.shape(of_depth) == (len(attention.DEPTHS), len(attention.SIZES))
         assert 0 < np.min(of_depth) <= np.max(of_depth) < 1
+
+
+def test_long_texts_are_timed_with_pieces_of_prompts() -> None:
+    with closing(Model(embedded.embedded_target())) as model:
+        found = time_passes(model, perf_counter(), deepest=2048)
+    assert found is not None
+    for of_depth in found.values():
+        assert np.shape(of_depth) == (2, len(attention.SIZES) + 1)
+        assert of_depth[1][0] < of_depth[1][-1], "one token, and a piece of a prompt"
 
 
 def test_cells_are_filled_by_copies_of_a_few_tokens(decoded: list[int]) -> None:
@@ -235,6 +277,22 @@ def test_a_long_context_keeps_flash_attention(target: Path, timer: Timer) -> Non
             assert known_attention(model, None, options).setting == setting
 
 
+def test_a_load_for_long_texts_has_a_choice_of_its_own(target: Path, timer: Timer) -> None:
+    assert setting_of(target) == "off"
+    timer.answer = long_times(0.2, 0.2, 1.2, 2.0)
+    assert setting_of(target, usual_text=(5000, 32)) == "auto"
+    assert setting_of(target, usual_text=(6000, 100)) == "auto"
+    assert timer.asked == 2, "once for texts of about that length"
+    assert setting_of(target, usual_text=(300, 32)) == setting_of(target) == "off"
+    assert timer.asked == 2
+
+
+def test_a_usual_text_is_two_lengths(target: Path) -> None:
+    for wrong in ((5000,), (5000, -1), (1, 2, 3), ("a", 1)):
+        with pytest.raises(ggufspec.OptionError, match="usual_text"):
+            ggufspec.load(target, usual_text=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("write", [tiny.write_mamba, tiny.write_hybrid])
 def test_recurrent_models_are_left_as_they_are(write: Any, tmp_path: Path, timer: Timer) -> None:
     assert setting_of(write(tmp_path / "model.gguf")) == "auto"
@@ -254,7 +312,7 @@ def test_a_process_that_was_faster_decides(
 ) -> None:
     timer.answer = times(0.1, 0.1)
 
-    def slow(model: Model, until: float) -> Times | None:
+    def slow(model: Model, until: float, deepest: int) -> Times | None:
         monkeypatch.setattr(attention, "time_passes", timer)
         assert setting_of(target) == "auto"
         return times(0.2, 0.1)
@@ -267,9 +325,10 @@ def test_a_process_that_was_faster_decides(
 def test_times_that_other_programs_disturbed_are_not_kept(target: Path, timer: Timer) -> None:
     timer.answer = {**times(0.2, 0.1), "off": [[0.1, 0.1, 1.0], [0.3, 0.1, 1.0]]}
     assert setting_of(target) == "auto"
+    assert timer.asked == 2, "it is measured again"
     assert not [*profile_store.records()]
     timer.answer = times(0.2, 0.1)
-    assert (setting_of(target), timer.asked) == ("off", 2)
+    assert (setting_of(target), timer.asked) == ("off", 3)
 
 
 def test_a_damaged_record_is_measured_again(target: Path, timer: Timer) -> None:
