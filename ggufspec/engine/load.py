@@ -17,7 +17,7 @@ from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.engine.pair import DraftOfDraft, Pair, add_texts, read_texts
-from ggufspec.engine.slots import n_cache_bytes
+from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.attention import Attention, UsualText, known_attention

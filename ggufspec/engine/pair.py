@@ -20,7 +20,8 @@ from ggufspec.decoding import verify as rules
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.strategies.ngram import TextStore
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.slots import PromptCache, Slots
+from ggufspec.engine.prompt_cache import PromptCache
+from ggufspec.engine.slots import Slots
 from ggufspec.errors import ClosedError, OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head

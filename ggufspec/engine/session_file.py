@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.common.files import USER_FOLDER, is_stream, write_whole
-from ggufspec.engine.slots import CachedText, Slot
+from ggufspec.engine.prompt_cache import CachedText
+from ggufspec.engine.slots import Slot
 from ggufspec.errors import CacheError, DecodeError, SessionError
 from ggufspec.llama.saved_text import SavedText
 

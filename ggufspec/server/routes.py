@@ -21,7 +21,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from ggufspec.decoding.sampling_options import SAMPLING
 from ggufspec.engine import session_file
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.slots import CachedText, Slot, Slots
+from ggufspec.engine.prompt_cache import CachedText
+from ggufspec.engine.slots import Slot, Slots
 from ggufspec.errors import CacheError, SessionError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.server import schema

@@ -19,7 +19,8 @@ import tiny
 import ggufspec
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.slots import CachedText, PromptCache, Slot
+from ggufspec.engine.prompt_cache import CachedText, PromptCache
+from ggufspec.engine.slots import Slot
 from ggufspec.errors import ClosedError, DecodeError, OptionError
 from ggufspec.llama import saved_text
 from ggufspec.llama.saved_text import SavedText

@@ -23,7 +23,7 @@ from patience import PATIENCE
 import ggufspec
 from ggufspec.engine import session_file
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.slots import CachedText, PromptCache
+from ggufspec.engine.prompt_cache import CachedText, PromptCache
 from ggufspec.errors import (
     CacheError,
     ClosedError,
