@@ -11,8 +11,8 @@ from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession
 from ggufspec.llama.head import HeadSession
 from ggufspec.llama.head_sessions import BlockSession
+from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession, Piece
-from ggufspec.llama.vocab_map import MappedSession
 
 # Yields an Ask and, after its answer, None; also None for pieces that only a draft processes.
 Pieces = Generator[Ask | None, Scored | None, None]

@@ -16,8 +16,9 @@ from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head, HeadSession
 from ggufspec.llama.head_sessions import BlockSession, SharedCacheSession
+from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.vocab_map import MappedSession, VocabMap
+from ggufspec.llama.vocab_map import VocabMap
 
 # A prompt continues a slot if it begins with nearly all of its last prompt. Chat templates of
 # reasoning models drop the last tokens of an earlier prompt ("<think>", 4 tokens at most).

@@ -25,10 +25,11 @@ from ggufspec.llama import kernels
 from ggufspec.llama.attention import known_attention
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab
-from ggufspec.llama.vocab_map import MappedSession, map_of
+from ggufspec.llama.vocab_map import map_of
 from ggufspec.models.adapters import Adapter
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import check_model

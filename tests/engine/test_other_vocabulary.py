@@ -23,9 +23,10 @@ from ggufspec.decoding.types import Draft, Drafter, Probs, Verdict
 from ggufspec.engine.engine import Engine
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.vocab_map import MappedSession, VocabMap
+from ggufspec.llama.vocab_map import VocabMap
 
 TEXT = " hello world, a model of the end."
 DRAFTS = {

@@ -14,9 +14,10 @@ import tiny
 from ggufspec.errors import NoRoomError
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.vocab_map import MappedSession, VocabMap
+from ggufspec.llama.vocab_map import VocabMap
 
 N_CTX = 64
 HELLO = tiny.SPM.id_of("\u2581hello")  # one token of the target, several of the draft
