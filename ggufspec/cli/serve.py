@@ -247,7 +247,8 @@ def _show_own_log(verbose: bool) -> None:
     """Show the server's errors on stderr, one line each; with -v, also requests and tracebacks."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter("ggufspec: %(message)s"))
-    for name in ("uvicorn.error", "uvicorn.access") if verbose else ("ggufspec.server",):
+    own = ("ggufspec.server", "ggufspec.failures")
+    for name in ("uvicorn.error", "uvicorn.access") if verbose else own:
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.propagate = False

@@ -249,11 +249,13 @@ class Pair:
 
     def close(self) -> None:
         """Store what was learned, and free the models. Twice is fine; the caller holds the lock."""
-        if not self._closed:
-            self.stored_profile.remember(self.profile)
-            self._stored_profile_of_draft.remember(self.profile_of_draft)
-        self._closed = True
-        self._free()
+        try:
+            if not self._closed:
+                self.stored_profile.remember(self.profile)
+                self._stored_profile_of_draft.remember(self.profile_of_draft)
+        finally:
+            self._closed = True
+            self._free()
 
 
 def _free(lock: EngineLock, resources: ExitStack) -> None:

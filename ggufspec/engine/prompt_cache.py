@@ -36,6 +36,10 @@ class CachedText:
         """Whether it can serve every text that `other` can serve, as well as that."""
         return self.n_usable(other.tokens) == len(other.tokens)
 
+    def begins(self, tokens: array[int]) -> bool:
+        """Whether `tokens` begin with this text."""
+        return self.tokens == tokens[: len(self.tokens)]
+
 
 class PromptCache:
     """Cached texts of at most `n_bytes`; those that were used longest ago go first."""
@@ -55,17 +59,29 @@ class PromptCache:
         """Bytes of all texts."""
         return sum(text.n_bytes for text in self._texts)
 
-    def add(self, text: CachedText) -> None:
-        """Keep a text, unless a longer one that can replace it is kept; drop what has no room."""
-        if text.n_bytes > self.n_bytes:
-            return
+    def make_room(self, tokens: array[int], n_bytes: int) -> bool:
+        """Drop texts until a copy of `tokens` has room; returns whether to make and `add` it.
+
+        Not if it is larger than the cache, or if a text that can replace it is kept, which then
+        counts as used. Texts that begin `tokens` are dropped first.
+        """
         for known in self._texts:
-            if known.replaces(text):
-                text = known
+            if known.n_usable(tokens) == len(tokens):
+                self._texts.remove(known)
+                self._texts.append(known)
+                return False
+        if n_bytes > self.n_bytes:
+            return False
+        while self.n_held + n_bytes > self.n_bytes:
+            self._texts.remove(min(self._texts, key=lambda text: not text.begins(tokens)))
+        return True
+
+    def add(self, text: CachedText) -> None:
+        """Keep a text, unless a longer one that can replace it is kept; drop those it replaces."""
+        if not self.make_room(text.tokens, text.n_bytes):
+            return
         self._texts = [known for known in self._texts if not text.replaces(known)]
         self._texts.append(text)
-        while self.n_held > self.n_bytes:
-            del self._texts[0]
 
     def take(self, tokens: Sequence[int], n_known: int) -> CachedText | None:
         """Remove and return the text with the longest usable prefix of `tokens`.

@@ -10,6 +10,7 @@ from itertools import count
 from time import perf_counter
 from weakref import WeakSet
 
+from ggufspec.common.failures import log_failure
 from ggufspec.decoding.types import Logits, Session, token_array
 from ggufspec.engine.prompt_cache import CachedText, PromptCache
 from ggufspec.errors import DecodeError
@@ -60,13 +61,22 @@ class Slot:
         """Number of generations that use it."""
         return len(self.leases)
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of a copy of its cells and checkpoints, about. Raises ClosedError."""
+        return sum(session.n_bytes for session in self.sessions if session is not None)
+
+    @property
+    def last_text(self) -> array[int]:
+        """Its last text with the prompt; of an unfinished one, what the target holds."""
+        return self.target.held if self.text is None else self.text
+
     def saved(self, text: Sequence[int] | None = None) -> CachedText | None:
         """A copy of the cells of `text`, by default its last text; None if it has none.
 
         Drops other cells, such as those of rejected drafts. Raises DecodeError, ClosedError.
         """
-        if text is None:
-            text = self.target.held if self.text is None else self.text
+        text = self.last_text if text is None else text
         saved = [session.save(text) if session is not None else None for session in self.sessions]
         return CachedText(saved[0].tokens, saved) if saved[0] is not None else None
 
@@ -155,15 +165,26 @@ class Slots:
         return chosen
 
     def keep(self, slot: Slot, tokens: Sequence[int]) -> None:
-        """Copy a slot's text into the cache, if much of it differs from `tokens`."""
+        """Copy a slot's text into the cache, if much of it differs from `tokens`.
+
+        A failure is logged: it costs later texts time, and nothing else. Raises ClosedError.
+        """
         n_held, n_known = slot.target.n_held, slot.target.n_common(tokens)
         least = max(_N_WORTH_KEEPING, _SHARE_WORTH_KEEPING * n_held)
         if not self.cache.n_bytes or n_held - n_known < least:
             return
         if n_known >= _N_WORTH_KEEPING and slot.target.is_cut_by_saving:
             return  # copying is skipped: reuse now is worth more than later
+        held = slot.last_text[: slot.target.n_common(slot.last_text)]
+        if not self.cache.make_room(held, slot.n_bytes):
+            return
         started = perf_counter()
-        if (text := slot.saved()) is not None:
+        try:
+            text = slot.saved()
+        except DecodeError as error:
+            log_failure("a text was not kept for later prompts", error)
+            return
+        if text is not None:
             self.cache.observe_copy(text.n_bytes, perf_counter() - started)
             self.cache.add(text)
 

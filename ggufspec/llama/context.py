@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec import _native
+from ggufspec.common.files import format_bytes
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import context_options
@@ -335,6 +336,11 @@ class Context:
         log.during(self.pools.attach, *numbers)
         log.during(llama_cpp.llama_set_n_threads, *numbers)
 
+    def n_bytes(self, sequence: int = 0) -> int:
+        """Bytes of a copy of what a sequence holds."""
+        size = llama_cpp.llama_state_seq_get_size_ext
+        return int(log.during(size, self.pointer, sequence, 0))
+
     def checkpoint(self, sequence: int = 0) -> State:
         """A copy of the present state of recurrent layers, or of the cells that windows see."""
         return state_of(self.pointer, sequence, _PARTIAL, "the model's state")
@@ -361,7 +367,11 @@ class Context:
 def state_of(context: int, sequence: int, flags: int, what: str) -> State:
     """A copy of the state; `flags`: LLAMA_STATE_SEQ_FLAGS_*. Raises DecodeError naming `what`."""
     size = llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags)
-    state = np.empty(size, np.uint8)
+    try:
+        state = np.empty(size, np.uint8)
+    except MemoryError as error:
+        needed = format_bytes(size)
+        raise DecodeError(f"there is no memory for a copy of {what}, which has {needed}") from error
     written = llama_cpp.llama_state_seq_get_data_ext(context, _buffer(state), size, sequence, flags)
     if written != size:
         raise DecodeError(f"llama.cpp saved {written} of {size} bytes of {what}")

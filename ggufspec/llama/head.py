@@ -222,6 +222,11 @@ class HeadSession:
         n_least = saved_text.n_firm(self._context, self._n_true)
         return saved._replace(tokens=self._text[:], n_least=n_least, state=state)
 
+    @property
+    def n_bytes(self) -> int:
+        """See LlamaSession.n_bytes."""
+        return self._context.n_bytes(self.sequence)
+
     def restore(self, saved: SavedText | None) -> None:
         """Replace its cells by a saved copy. Raises DecodeError, ClosedError."""
         self.forget()

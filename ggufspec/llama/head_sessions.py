@@ -138,6 +138,11 @@ class BlockSession:
         self._context.truncate(len(self._held), self.sequence)
         return saved_text.save(self._context, self.sequence)
 
+    @property
+    def n_bytes(self) -> int:
+        """See LlamaSession.n_bytes."""
+        return self._context.n_bytes(self.sequence)
+
     def restore(self, saved: SavedText | None) -> None:
         """Replace its cells by a saved copy. Raises DecodeError, ClosedError."""
         self.forget()
@@ -261,6 +266,8 @@ class SharedCacheSession:
     It drafts all tokens at the position of the text's last token, from the target's cells before
     it: the first with the target's hidden state of the previous token, the others with its own.
     """
+
+    n_bytes = 0  # see LlamaSession.n_bytes
 
     def __init__(self, context: Context, target: Context, sequence: int) -> None:
         self.sequence = sequence

@@ -98,6 +98,11 @@ class MappedSession:
         """See LlamaSession.save; what is saved has tokens of the draft."""
         return self._session.save(self._reading(tokens))
 
+    @property
+    def n_bytes(self) -> int:
+        """See LlamaSession.n_bytes."""
+        return self._session.n_bytes
+
     def restore(self, saved: SavedText | None) -> None:
         """See LlamaSession.restore."""
         self._ahead = None

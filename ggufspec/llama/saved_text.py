@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec.common.failures import log_failure
 from ggufspec.decoding.types import n_same, token_array
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context, State, set_state, state_of
@@ -113,6 +114,11 @@ class Checkpoints:
         """Number of tokens of the last checkpoint; 0 without one."""
         return self.saved[-1][0] if self.saved else 0
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all checkpoints."""
+        return sum(state.nbytes for _, state in self.saved)
+
     def last_until(self, n_tokens: int) -> int:
         """Number of tokens of the last checkpoint with at most `n_tokens`; 0 without one."""
         return max((n for n, _ in self.saved if n <= n_tokens), default=0)
@@ -123,13 +129,21 @@ class Checkpoints:
         self._marked = [n for n, _ in saved][-self._n_marked :] if self._n_marked else []
 
     def save(self, *, is_marked: bool = False) -> None:
-        """Copy the present state, if there is one."""
+        """Copy the present state, if there is one.
+
+        A failure is logged: without a checkpoint, going back decodes more tokens again.
+        """
         n = self._context.n_cells(self._sequence)
         if is_marked and n not in self._marked:
             self._marked.append(n)
             del self._marked[: -self._n_marked]
         if n and self.last != n:
-            self.saved.append((n, self._context.checkpoint(self._sequence)))
+            try:
+                state = self._context.checkpoint(self._sequence)
+            except DecodeError as error:
+                log_failure("a checkpoint was not saved, so a text may be read again", error)
+                return
+            self.saved.append((n, state))
             self.saved = thin(self.saved, n, self._marked)
 
     def drop_after(self, n_tokens: int) -> None:

@@ -223,6 +223,13 @@ class LlamaSession:
         return saved
 
     @property
+    def n_bytes(self) -> int:
+        """Bytes that `save` would copy or keep, about. Raises ClosedError."""
+        if self._short is not None:
+            return 0
+        return self._context.n_bytes(self.sequence) + self._checkpoints.n_bytes
+
+    @property
     def is_cut_by_saving(self) -> bool:
         """Whether a saved text cannot be continued from a shorter prefix of it."""
         return self._context.model.has_windows
