@@ -101,19 +101,19 @@ def command(
             raise KeyboardInterrupt
         writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
         run = generate(engine, prompt, options, writer)
-        if prompt_cache is not None and not prompt_cache_ro:
-            engine.save(prompt_cache, read_by(engine, prompt, run))
         stats = run.completion.stats
         speedup = None
         if plain is not None and plain.completion.stats.tokens_per_second:
             speedup = stats.tokens_per_second / plain.completion.stats.tokens_per_second
         if not as_json:
             report(engine, run, speedup, color=color, verbose=verbose)
-    if as_json:
-        settings["seed"] = run.seed
-        settings["prediction"] = prediction
-        under = text_settings.conditions(paths, {**settings, **load_settings})
-        render.echo_json({**run.document(), "speedup": speedup, **under})
+        else:
+            settings["seed"] = run.seed
+            settings["prediction"] = prediction
+            under = text_settings.conditions(paths, {**settings, **load_settings})
+            render.echo_json({**run.document(), "speedup": speedup, **under})
+        if prompt_cache is not None and not prompt_cache_ro:  # last: it may fail
+            engine.save(prompt_cache, read_by(engine, prompt, run))
     return INTERRUPTED if run.interrupted else 0
 
 

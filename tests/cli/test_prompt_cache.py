@@ -100,3 +100,20 @@ def test_a_context_that_shifted_is_saved_without_what_was_dropped(
     how = ("--prompt-cache", session, "-c", "128", "--context-shift")
     assert stats(run(*asked(target, *how, n=200)))["n_generated"] == 200
     assert run(*asked(target, *how)).code == 0
+
+
+def test_a_file_that_cannot_be_written_takes_no_text_away(
+    run: Command, tmp_path: Path, session: Path
+) -> None:
+    resource = pytest.importorskip("resource")
+    target = tiny.write_llama(tmp_path / "wide.gguf", n_embd=256)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        result = run(*asked(target, "--prompt-cache", session))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert result.code == 1
+    assert "cannot write session" in result.err
+    assert json.loads(result.out)["n_generated"] == 8
+    assert not session.exists()
