@@ -117,12 +117,7 @@ class Generation:
             options.stop,
             b"".join(map(pair.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
-        shown, vocab = options.shown_tokens, pair.vocab
-
-        def piece_of(token: int) -> bytes:
-            return (vocab.shown if token in shown else vocab.piece)(token)
-
-        self._piece_of = piece_of
+        self._vocab, self._shown_tokens = pair.vocab, options.shown_tokens
         self._end_tokens = {*pair.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
@@ -151,7 +146,8 @@ class Generation:
                     return self._asked
                 except StopIteration:
                     self.is_reading = False
-                    self._end_reading()
+                    if not self.reading.n_left:
+                        self._end_reading()
             if self._pair.target.options.is_exact:  # another text may have used the slot
                 self.session.feed(self._all_tokens[: self.n_prompt - 1])
             step = next(self._loop, None)
@@ -225,7 +221,7 @@ class Generation:
         n_prompt = max(self.n_prompt - self._room.n_dropped, 0)
         self._pair.texts.add_written(self._all_tokens, n_prompt)
         self._policy.account.length.observe(len(self._tokens))
-        if not self.is_reading:
+        if self._started_at:
             self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
         self._pair.profile.keep(self._policy, self._temperature)
         self._pair.profile_of_draft.keep(self._policy_of_draft, self._temperature)
@@ -387,7 +383,8 @@ class Generation:
                 self.finish_reason = "stop"
                 break
             tokens.append(token)
-            text += self._text_stream.push(self._piece_of(token))
+            piece_of = self._vocab.shown if token in self._shown_tokens else self._vocab.piece
+            text += self._text_stream.push(piece_of(token))
             if self._text_stream.ended_by is not None:
                 self.finish_reason = "stop"
                 break
@@ -396,5 +393,5 @@ class Generation:
         if text or tokens:
             self._text.append(text)
             self._tokens += tokens
-            logprobs = logprobs_of_rows(rows, tokens, self._n_top, self._pair.vocab)
+            logprobs = logprobs_of_rows(rows, tokens, self._n_top, self._vocab)
             self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens), logprobs))

@@ -124,3 +124,17 @@ def test_what_fails_in_one_leaves_the_other(tmp_path: Path) -> None:
             with pytest.raises(ClosedError):
                 a.decode_beside(good, b, good)
             assert a.n_cells() == 3
+
+
+def test_a_prompt_that_the_first_round_reads_is_timed_once(tmp_path: Path) -> None:
+    """Too short a time would make copies of texts seem too slow to be worth it."""
+    target = tiny.write_llama(tmp_path / "target.gguf", n_embd=128, n_layer=4)
+    how: dict[str, Any] = {"n_ctx": 256, "n_batch": 256, "n_slots": 2, "n_threads": 1}
+    with ggufspec.load(target, tuned=False, cache_ram=64, **how) as engine:
+        prompt = PROMPT[:200]
+        seconds = engine.generate(prompt, max_tokens=8).stats.seconds.prompt
+        text = next(text for slot in engine.pair.slots if (text := slot.saved(prompt)))
+        cache = engine.pair.slots.cache
+        cache.observe_copy(text.n_bytes, 0.7 * seconds)
+        cache.add(text)
+        assert cache.take(prompt, 0) is text
