@@ -68,6 +68,7 @@ class Generation:
         self.is_over = False  # no further chunks will be added
         self.is_reading = True  # its prompt is not processed yet
         self.has_begun = False  # it has a slot
+        self.error: Exception | None = None  # why it failed, until the caller takes it
         self.session: LlamaSession  # of the target, once it has begun
         self.chunks: deque[Chunk] = deque()  # not yet taken by the caller
         self.rounds: list[Round] = []

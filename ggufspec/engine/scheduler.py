@@ -69,7 +69,6 @@ class Scheduler:
         # Weak: a generation that is dropped without `close` does not keep its slot.
         self._wanted: WeakKeyDictionary[Generation, _Wanted] = WeakKeyDictionary()
         self._guard = Lock()  # of `_wanted`, which waiting threads change without the pair's lock
-        self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
         self._is_computing = False  # a pass; stays true after Ctrl-C, so look at the lock, too
         self._patience, self._advanced_at = 0.0, -inf
         has_flash = pair.target.options.flash_attention != "off"
@@ -91,8 +90,8 @@ class Scheduler:
         with self._pair.lock.held():
             self._advance([*generations, *self._others(generations)])
         self._wake(1)
-        failed = [each for each in generations if each in self._failed] if self._failed else []
-        return [(each, self._failed.pop(each)) for each in failed]
+        errors = ((each, _taken_error(each)) for each in generations)
+        return [(each, error) for each, error in errors if error is not None]
 
     def advance(self, generation: Generation, *, to_end: bool = False) -> None:
         """Advance one generation until it has a chunk, or `to_end`. Raises its error.
@@ -102,7 +101,10 @@ class Scheduler:
         """
         if not generation.is_over:
             self._wait_for(generation, to_end)
-        if (error := self._failed.pop(generation, None)) is not None:
+        if generation.is_over and generation.finish_reason is None:
+            with self._pair.lock.held():
+                pass  # the thread that ended it has set its error by now
+        if (error := _taken_error(generation)) is not None:
             raise error
 
     def _wait_for(self, generation: Generation, to_end: bool) -> None:
@@ -151,7 +153,7 @@ class Scheduler:
 
     def _has_news(self, generation: Generation, wanted: _Wanted) -> bool:
         has_chunk = not wanted.to_end and bool(generation.chunks)
-        return has_chunk or generation.is_over or generation in self._failed
+        return has_chunk or generation.is_over
 
     def _wake(self, n_computing: int) -> None:
         """Wake threads whose texts have chunks, and if none is computing, one to do so."""
@@ -190,7 +192,7 @@ class Scheduler:
             try:
                 generation.answer(scored)
             except Exception as error:  # the other generations go on
-                self._failed[generation] = error
+                generation.error = error
         now = perf_counter()
         self._is_computing, self._patience = False, _SHARE_AWAITED * (now - start)
         has_advanced = len([1 for each in alive if each.has_begun]) > 0
@@ -241,7 +243,7 @@ class Scheduler:
                 n_sharers = len(alive if is_reading else writing)
                 ask = generation.ask(n_sharers, n_most)
             except Exception as error:
-                self._failed[generation] = error
+                generation.error = error
                 continue
             if ask is not None:
                 asks.append((generation, ask))
@@ -284,7 +286,7 @@ class Scheduler:
                 scored = self._alone(generation, ask)
             except Exception as error:
                 generation.end()
-                self._failed[generation] = error
+                generation.error = error
             else:
                 n, seconds = ask.n_read, scored.seconds
                 if n and len(asks) > 1:
@@ -351,6 +353,12 @@ class Scheduler:
         except DecodeError:
             return False
         return True
+
+
+def _taken_error(generation: Generation) -> Exception | None:
+    """The error of a failed generation; None from the second time on."""
+    error, generation.error = generation.error, None
+    return error
 
 
 def _turn(generation: Generation) -> float:
