@@ -32,13 +32,19 @@ from ggufspec.llama.vocab_map import VocabMap
 _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
 
+class _Callbacks(threading.local):
+    """The number of progress callbacks that run in a thread: each thread has its own."""
+
+    n_running = 0
+
+
 class EngineLock:
     """One thread at a time: `with lock.held():`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._called_back: int | None = None  # the thread that runs a progress callback
+        self._callbacks = _Callbacks()
 
     @property
     def is_forked(self) -> bool:
@@ -56,7 +62,7 @@ class EngineLock:
                 "this process was forked after the engine was loaded, and cannot use it: load the "
                 "engine here, or start processes by multiprocessing's spawn method"
             )
-        if self._called_back == threading.get_ident():
+        if self._callbacks.n_running:
             raise OptionError(
                 "a progress callback cannot use the engine that calls it: generate, stream and "
                 "close wait until the prompt is processed. Call them after the callback returns"
@@ -77,11 +83,11 @@ class EngineLock:
             return None
 
         def call(whose: str, done: int, total: int) -> None:
-            self._called_back = threading.get_ident()
+            self._callbacks.n_running += 1
             try:
                 progress(whose, done, total)
             finally:
-                self._called_back = None
+                self._callbacks.n_running -= 1
 
         return call
 
