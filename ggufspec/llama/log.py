@@ -31,9 +31,10 @@ class _Log:
 
     def __init__(self) -> None:
         self.interrupted = False  # Ctrl-C was pressed within `listening`
-        # Number of running calls of ggufspec. Changed in try and finally: in an __exit__, a Ctrl-C
-        # at its start would leave the number too high.
-        self.inside = 0
+        # The running calls of ggufspec, of all threads: a number could not be changed by several
+        # at once. Changed in try and finally: in an __exit__, a Ctrl-C at its start would leave a
+        # call that has ended.
+        self.inside: set[object] = set()
         self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
         self._partial = ""
         self._level = logging.INFO
@@ -58,11 +59,12 @@ class _Log:
 
     def during(self, call: Callable[..., Result], *arguments: object) -> Result:
         """Keep the lines that llama.cpp logs during a call; returns its result."""
-        self.inside += 1
+        running = object()
         try:
+            self.inside.add(running)
             return call(*arguments)
         finally:
-            self.inside -= 1
+            self.inside.discard(running)
 
     def clear(self) -> None:
         self._lines.clear()
@@ -82,11 +84,12 @@ def listening() -> Iterator[_Log]:
     """Keep only the lines that llama.cpp logs within the block. Ctrl-C takes effect after it."""
     log.clear()
     with _interrupts_held(log):
-        log.inside += 1
+        running = object()
         try:
+            log.inside.add(running)
             yield log
         finally:
-            log.inside -= 1
+            log.inside.discard(running)
 
 
 @contextmanager
