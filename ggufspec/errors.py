@@ -60,7 +60,7 @@ class DecodeError(GgufspecError):
 
 
 class ConstraintError(DecodeError):
-    """No continuation of a text satisfies its grammar, schema or regular expression."""
+    """No continuation of a text satisfies its grammar, schema, regular expression or logit_bias."""
 
 
 class NoRoomError(DecodeError):

@@ -10,7 +10,7 @@ from ggufspec import _native
 from ggufspec.decoding.sampling_options import Sampling as Sampling
 from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits, Masks, Probs, token_array
-from ggufspec.errors import DecodeError
+from ggufspec.errors import ConstraintError, DecodeError
 
 Rows = _native.Rows  # distributions in the extension; numpy.asarray(rows) is (n, n_vocab)
 
@@ -35,7 +35,7 @@ def to_probs(
         masks = _masks(sampling, tokens, draft, parents)
         rows.fill(logits, sampling.native, token_array(tokens), draft, parents, masks)  # type: ignore[arg-type]
     except ValueError as error:
-        raise unusable(str(error), sampling) from error
+        raise unusable(str(error), sampling, logits) from error
     return rows
 
 
@@ -55,7 +55,7 @@ def draw(
         masks = _masks(sampling, tokens)
         return rows.draw(logits, sampling.native, token_array(tokens), masks, length_rule, uniform)  # type: ignore[arg-type]
     except ValueError as error:
-        raise unusable(str(error), sampling) from error
+        raise unusable(str(error), sampling, logits) from error
 
 
 def as_rows(probs: Probs) -> Rows:
@@ -87,17 +87,21 @@ def _masks(
     return found
 
 
-def unusable(complaint: str, sampling: Sampling) -> DecodeError:
-    """The error for rows from which no token can be drawn."""
-    if sampling.constraint is not None:
-        return DecodeError(
+def unusable(complaint: str, sampling: Sampling, logits: Logits | None = None) -> DecodeError:
+    """The error for rows from which no token can be drawn; `logits`: of these rows.
+
+    A ConstraintError where the sampling bans all tokens that the model allows.
+    """
+    is_damaged = logits is not None and not np.isfinite(logits[:1]).any()
+    if sampling.constraint is not None and not is_damaged:
+        return ConstraintError(
             f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
             "requires what no token of this vocabulary has or what logit_bias bans; change it"
         )
-    if sampling.logit_bias:
-        return DecodeError(
-            f"no token can be drawn ({complaint}): logit_bias or ignore_eos may ban every "
-            "token that the model allows; otherwise the model file may be damaged"
+    if sampling.logit_bias and not is_damaged:
+        return ConstraintError(
+            f"no token can be drawn ({complaint}): logit_bias or ignore_eos bans every token that "
+            "the model allows; ban fewer"
         )
     return DecodeError(
         f"the model's output cannot be sampled ({complaint}); "

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ggufspec import _native
+from ggufspec.common.failures import log_failure
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
 from ggufspec.drafting.acceptance import Acceptance, Account
@@ -26,6 +27,7 @@ TEXT_ENDS = "the text ends with the next token"
 MEASURING_PLAIN = "plain decoding is being measured"
 NO_GAIN = "drafting would not be faster"
 UNREAD = "reading the text with the draft model would take longer than drafting saves"
+FAILED = "the draft model has failed"
 NO_BALANCE = "the drafts of this pair have cost more than they saved"
 
 
@@ -110,6 +112,7 @@ class LengthPolicy:
         self.n_prompt_unread = 0
         self._n_sharers = 1
         self._is_current = False  # whether the rule was updated in this round
+        self.failure = ""  # of the draft model, which then drafts no more
         # Facts of the current round.
         self._skipped = ""
         self._n_unread = 1
@@ -118,7 +121,7 @@ class LengthPolicy:
     @property
     def why(self) -> str:
         """Why the round's draft was not longer; empty if its length is fixed."""
-        return "" if self.is_fixed else self._skipped or STOP_REASONS[self.rule.stop]
+        return self._skipped or ("" if self.is_fixed else STOP_REASONS[self.rule.stop])
 
     @property
     def expected(self) -> float | None:
@@ -138,7 +141,7 @@ class LengthPolicy:
         """
         if self.is_fixed:
             self.rule.start(n_max)
-            return Action.DRAFT if n_max > 0 else Action.SKIP
+            return Action.DRAFT if n_max > 0 and not self.failure else Action.SKIP
         self._n_unread = n_unread
         if n_unread <= self.n_prompt_unread:
             self.n_prompt_unread = 0
@@ -158,6 +161,8 @@ class LengthPolicy:
             return TEXT_ENDS
         if self._should_measure_plain():
             return MEASURING_PLAIN
+        if self.failure:
+            return FAILED
         if not self.rule.drafts:
             return NO_GAIN
         if not self._pays_for_reading():
@@ -215,10 +220,12 @@ class LengthPolicy:
         n_draft, gain, expected = rule.prefix_length([*forced, *probs])
         if n_draft <= n_forced:
             return PrefixLength(n_draft, expected, beats_model=False)
-        if self.is_fixed:
+        if not self.has_model:
+            model_gain = 0.0
+        elif self.is_fixed:
             model_gain = self._n_accepted / self._n_drafts
         else:
-            model_gain = rule.gain - rule.prefix_length([])[1] if self.has_model else 0.0
+            model_gain = rule.gain - rule.prefix_length([])[1]
         further_gain = gain - rule.prefix_length(forced)[1]
         return PrefixLength(n_draft, expected, further_gain > math.prod(forced) * model_gain)
 
@@ -296,7 +303,7 @@ class LengthPolicy:
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
         _, n_steps, n_read = self._grown
         n_further = self._n_unread - 1 + n_read
-        if n_evaluated and not self.rule.n_taken:
+        if n_evaluated and not self.rule.n_taken and not self.failure:
             n_all = math.ceil((n_evaluated + n_steps) / costs.n_per_step)
             costs.observe_draft(n_all, round_.draft_seconds, n_further)
         if round_.n_sharers == 1 and round_.target_seconds:
@@ -319,6 +326,12 @@ class LengthPolicy:
         self._n_rounds += 1
         self._n_without_gain += self._skipped in (NO_GAIN, NO_BALANCE) and self._n_sharers == 1
         self._is_current = False
+
+    def give_up_model(self, error: Exception) -> None:
+        """The draft model has failed: the rest of the text is written without it."""
+        self.failure, self._skipped = " ".join(str(error).split()), FAILED
+        self.has_model = self._is_current = False
+        log_failure("the draft model has failed, and the text goes on without it", error)
 
     def set_n_sharers(self, n_sharers: int) -> None:
         """Expect the next target pass to be shared by `n_sharers` texts."""
@@ -344,7 +357,12 @@ class LengthPolicy:
         return not self.n_prompt_unread
 
     def advice(self) -> str | None:
-        """What to change if this pair's draft does not pay; None if it does."""
+        """What to change if this pair's draft failed or does not pay; None if it does."""
+        if self.failure:
+            return (
+                f"the draft model has failed ({self.failure}), and the rest of the text was "
+                "written without it. If it fails again, choose another one, or give it more memory"
+            )
         n_skipped, n_rounds, curve = self._n_without_gain, self._n_rounds, self.costs.curve
         if n_skipped < max(constants.N_ADVICE, constants.ADVICE_SHARE * n_rounds):
             return None

@@ -21,7 +21,7 @@ from ggufspec.decoding.types import Logits, Uniforms
 from ggufspec.drafting import constants
 from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.strategies.ngram import Prediction
-from ggufspec.errors import DecodeError, NoRoomError
+from ggufspec.errors import ConstraintError, NoRoomError
 
 
 class _Kind(Enum):
@@ -248,9 +248,7 @@ class Growth:
         always = _native.LengthRule()
         try:
             token = draw(self._rows, logits, sampling, context, always, self._uniforms[node])
-        except DecodeError:
-            if not sampling.logit_bias:
-                raise
+        except ConstraintError:
             return  # no token of the draft's vocabulary may follow; the target may have others
         self._add_drawn(token, best.parent, value, left)
 

@@ -20,6 +20,7 @@ from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.drafting.strategies import Materials, make
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession, Slot
+from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import DraftTimes, measured
@@ -203,6 +204,8 @@ def _drafts(
         n_further = int(round_.n_accepted == round_.n_drafted)  # the last token of its draft
         if progress is not None:
             progress(min(len(rounds) + 1, n_rounds), n_rounds)
+    if materials.policy.failure:
+        raise DecodeError(f"the draft cannot be measured: {materials.policy.failure}")
     readings: list[_Drafted] = []
     for _ in range(N_READINGS if n_per_step == 1 else 0):
         if len(tokens) + N_READ >= len(filler):

@@ -152,6 +152,8 @@ class Generation:
             if self._pair.target.options.is_exact:  # another text may have used the slot
                 self.session.feed(self._all_tokens[: self.n_prompt - 1])
             step = next(self._loop, None)
+            if self._policy.failure and self._pair.head is not None:
+                self._pair.head.use(self.session.sequence, is_used=False)
             if step is None:
                 self._finish()
             else:

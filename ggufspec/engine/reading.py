@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession
+from ggufspec.errors import DecodeError
 from ggufspec.llama.head import HeadSession
 from ggufspec.llama.head_sessions import BlockSession
 from ggufspec.llama.mapped_session import MappedSession
@@ -97,14 +99,17 @@ class Reading:
                 self._report("draft", self.beside)
                 self.beside = None
             yield None
+        # A draft that fails here fails again in its first step: the drafter then goes on without.
         for name, draft in readers.items():
-            while read := draft.piece(tokens, self.n_most):
-                read.context.decode(read.tokens, 0, read.sequence)
-                self._report(name, read)
-                yield None
+            with suppress(DecodeError):
+                while read := draft.piece(tokens, self.n_most):
+                    read.context.decode(read.tokens, 0, read.sequence)
+                    self._report(name, read)
+                    yield None
         for head in drafts.values():
             if isinstance(head, (HeadSession, BlockSession)):
-                head.read(tokens)
+                with suppress(DecodeError):
+                    head.read(tokens)
 
     def end(self) -> None:
         """Report the last `n_left` tokens as processed."""

@@ -306,7 +306,12 @@ class Scheduler:
         else:
             piece = [BatchPart(session.sequence, ask.tokens[-ask.n_read :], 0)]
             of_draft = [BatchPart(beside.sequence, beside.tokens, 0)]
-            self._pair.target.decode_beside(piece, beside.context, of_draft)
+            try:
+                self._pair.target.decode_beside(piece, beside.context, of_draft)
+            except DecodeError:
+                if session.n_common(ask.tokens) < len(ask.tokens):
+                    raise
+                generation.reading.beside = None  # the draft failed: see Reading
         return Scored(None, perf_counter() - start)
 
     def _resized(self, n_piece: int, n_read: int, seconds: float, most: float) -> int:

@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
+from ggufspec.common.failures import log_failure
 from ggufspec.decoding.types import Logits, n_same, token_array
-from ggufspec.errors import NoRoomError
+from ggufspec.errors import DecodeError, NoRoomError
 from ggufspec.llama import hidden_states, saved_text
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.head_sessions import Blocks, BlockSession, SharedCacheSession
@@ -75,7 +76,10 @@ class Head:
         return self.sessions[sequence].follow(tokens)
 
     def after_decode(self, parts: Sequence[BatchPart], positions: Sequence[int]) -> None:
-        """The target has decoded `parts` at `positions`. Raises DecodeError, KeyboardInterrupt."""
+        """The target has decoded `parts` at `positions`. Raises KeyboardInterrupt.
+
+        A head that fails no longer drafts for that text.
+        """
         if {part.sequence for part in parts} <= self._unused:
             return
         states = self._states(sum(len(part.tokens) for part in parts))
@@ -83,7 +87,13 @@ class Head:
         for part, position in zip(parts, positions, strict=True):
             n = len(part.tokens)
             if part.sequence not in self._unused:
-                self.sessions[part.sequence].take(position, part, states[first : first + n])
+                session = self.sessions[part.sequence]
+                try:
+                    session.take(position, part, states[first : first + n])
+                except DecodeError as error:
+                    log_failure("the head has failed, and the text goes on without it", error)
+                    self.use(part.sequence, is_used=False)
+                    session.forget()
             first += n
 
     def encoded(self, states: Hidden) -> Hidden:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,10 @@ from ggufspec.decoding.types import Logits, Round
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import Action, LengthPolicy
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.errors import DecodeError
 
 N_VOCAB = 30
+GREEDY = Sampling(temperature=0)
 LOOP = [3, 4, 5, 6, 7, 8, 9, 10]
 
 
@@ -36,8 +39,8 @@ def run(
     stop_tokens: tuple[int, ...] = (),
     n_tokens: int = 60,
     prompt: tuple[int, ...] = (1, 2),
+    sampling: Sampling = GREEDY,
 ) -> tuple[list[int], list[Round]]:
-    sampling = Sampling(temperature=0)
     verify_uniforms, draft_uniforms = uniform_streams(3)
     materials = drafters.Materials(
         sampling, draft_uniforms, stop_tokens, draft, n_draft_max=8, policy=policy or LengthPolicy()
@@ -122,6 +125,40 @@ def test_the_model_drafts_where_the_text_does_not_repeat() -> None:
     assert any(authors)
     assert not all(authors)
     assert len(rounds) < 16
+
+
+class FailingSession(FakeSession):
+    """Fails from the fourth pass on: with an error, or with logits that are no numbers."""
+
+    raises: bool
+
+    def score(self, *arguments: Any) -> Logits:
+        logits = super().score(*arguments)
+        if self.n_scores > 3:
+            if self.raises:
+                raise DecodeError("llama.cpp could not decode 1 tokens")
+            logits[:] = np.nan
+        return logits
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("logit_bias", [{}, {3: -5.0}])
+@pytest.mark.parametrize("name", ["auto", "model", "staged"])
+def test_a_draft_model_that_fails_is_left_out_from_then_on(
+    name: str, logit_bias: dict[int, float], raises: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    logits = hashed_logits(N_VOCAB, 1)
+    sampling = Sampling(temperature=0, logit_bias=logit_bias)
+    plain, _ = run(FakeSession(logits), "none", sampling=sampling)
+    draft, policy = FailingSession(logits), LengthPolicy()
+    draft.raises = raises
+    tokens, rounds = run(FakeSession(logits), name, draft=draft, policy=policy, sampling=sampling)
+    assert tokens == plain
+    assert rounds[0].n_accepted > 0
+    assert rounds[-1].why == "the draft model has failed"
+    assert draft.n_scores == 4
+    assert len(caplog.messages) == 1
+    assert "the draft model has failed" in str(policy.advice())
 
 
 class ReadingSession(FakeSession):

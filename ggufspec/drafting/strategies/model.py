@@ -24,7 +24,7 @@ from ggufspec.drafting.strategies import Materials, Stage
 from ggufspec.drafting.strategies.ngram import Prediction
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.drafting.tree_growth import Growth
-from ggufspec.errors import DecodeError, NoRoomError, OptionError
+from ggufspec.errors import ConstraintError, DecodeError, NoRoomError, OptionError
 
 USES_MODEL = True  # the draft model may read a prompt before the first round
 
@@ -33,7 +33,8 @@ class ModelDrafter:
     """Draws each token from the draft model's distribution, and keeps that distribution.
 
     First it drafts a chain, then branches beside it (tree_growth.py); no branches if a constraint
-    restricts the text, or if the target reads chains only.
+    restricts the text, or if the target reads chains only. Once the draft model has failed, it
+    drafts only forced tokens.
     """
 
     def __init__(self, session: Session, materials: Materials, stage: Stage | None = None) -> None:
@@ -112,12 +113,11 @@ class ModelDrafter:
                     goes_on = self._append_token(sampling, uniforms)
                 else:
                     goes_on = self._append_burst(self._bursts, uniforms)
-            except NoRoomError:
-                break
-            except DecodeError:
-                if sampling.constraint is None and not sampling.logit_bias:
-                    raise
+            except (NoRoomError, ConstraintError):
                 break  # no token of the draft's vocabulary may follow; the target may have others
+            except DecodeError as error:
+                policy.give_up_model(error)
+                break
             if not goes_on or context[-1] in self._materials.stop_tokens:
                 break
         if self._bursts is not None:
@@ -127,7 +127,10 @@ class ModelDrafter:
         if not self._drawn:
             return Draft(drafted, None, policy.expected, policy.why)
         if self._growth is not None:
-            self._growth.grow(tokens, sampling, self._session.score, predicted)
+            try:
+                self._growth.grow(tokens, sampling, self._session.score, predicted)
+            except DecodeError as error:
+                policy.give_up_model(error)
             drafted, parents, held = self._growth.result
             context[len(tokens) :] = array("i", [drafted[node] for node in held])
             self._n_read = len(context)
