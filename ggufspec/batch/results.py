@@ -77,7 +77,7 @@ class FileResults:
         self._n_prompts = n_prompts
         self._run = _run_name(settings)
         self._journal = Journal(_journal_path(path, resume=resume))
-        self._n_written = 0  # records in the output, up to the first missing one
+        self._n_written = self._n_bytes = 0  # of the output, up to the first missing record
         is_new = False  # whether the journal was empty or did not exist
         try:
             found = self._journal.read()
@@ -95,13 +95,17 @@ class FileResults:
                 elif not (retry_failed and line["error"]):
                     self.records[line["index"]] = line
             if is_new:
-                self._journal.begin(settings, list(map(line_of, self.records.values())))
-            self._was_empty = is_new and not self.records
+                self._journal.begin(settings, list(map(line_of, lines)))
+            self._was_empty = is_new and not lines
             with write_errors(self.path):
-                self._output: IO[bytes] = path.open("wb")
-            self._write()
+                self._output = FileIO(path, "w")
         except GgufspecError:
             self._journal.close(remove=is_new)
+            raise
+        try:  # from here on, only the journal has all records
+            self._write()
+        except CacheError:
+            self.close()
             raise
 
     def keep_profile(self, profile: dict[str, object]) -> None:
@@ -120,7 +124,7 @@ class FileResults:
         """Remove the journal if the output is complete or still empty, else keep both."""
         try:
             with write_errors(self.path), self._output:
-                self._output.flush()
+                self._write()  # what an earlier failure has left out
                 os.fsync(self._output.fileno())
         except CacheError:
             self._journal.close()
@@ -134,14 +138,18 @@ class FileResults:
     def _write(self) -> None:
         with write_errors(self.path):
             while self._n_written in self.records:
-                self._output.write(line_of(self.records[self._n_written]))
+                line = line_of(self.records[self._n_written])
+                self._output.seek(self._n_bytes)  # an earlier failure may have written a part
+                write_all(self._output, line)
+                self._n_bytes += len(line)
                 self._n_written += 1
-            self._output.flush()
 
     def _read_output(self) -> list[BatchRecord]:
         """The records of a complete output, which has no journal."""
+        with _read_errors(self.path):
+            data = self.path.read_bytes()
         try:
-            records = [json.loads(line) for line in self.path.read_bytes().splitlines()]
+            records = [json.loads(line) for line in data.splitlines()]
             indices = [record["index"] for record in records]
             runs = {record["run"] for record in records}
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -180,7 +188,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open or create, and lock it. Raises CacheError, also if another batch has it open."""
         self.path = path
-        with disk_errors(str(path), "; give another output to -o"):
+        with disk_errors(f"write {path}", "; give another output to -o"):
             self._file = FileIO(path, "a+")
         if sys.platform != "win32":
             try:
@@ -198,10 +206,11 @@ class Journal:
         """(settings of the batch, further lines); None if the journal is empty.
 
         Removes a last line that a crash left incomplete: its `append` did not return.
-        Raises OptionError for a file that is not a journal, or is damaged.
+        Raises OptionError for a file that is not a journal, or is damaged; CacheError.
         """
-        self._file.seek(0)
-        data = self._file.readall()
+        with _read_errors(self.path):
+            self._file.seek(0)
+            data = self._file.readall()
         n_whole = data.rfind(b"\n") + 1
         documents = [json_object(line) for line in data[:n_whole].splitlines(keepends=True)]
         if documents and documents[-1] is None:  # torn write: only a part of it reached the disk
@@ -257,7 +266,11 @@ def line_of(document: Mapping[str, Any]) -> bytes:
 def write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turn an OSError of the block into a CacheError that says how to continue the batch."""
     remedy = "; finished prompts are kept: free some space, then run again with --resume"
-    return disk_errors(str(path), remedy)
+    return disk_errors(f"write {path}", remedy)
+
+
+def _read_errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    return disk_errors(f"read {path}", "; nothing was changed: check its disk, or name another -o")
 
 
 def _sync_folder(folder: Path) -> None:

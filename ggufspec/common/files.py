@@ -35,18 +35,18 @@ _SUFFIX = ".ggufspec-tmp"
 _BLOCK = 2**16  # bytes of each block in a fingerprint
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Text of error messages: a folder's name, and how to choose another folder."""
 
     name: str
     other: str
 
 
-_CACHE = _Place(
+_CACHE = Place(
     "the cache folder",
     f"choose another folder with --cache-dir or the environment variable {CACHE_VARIABLE}",
 )
-USER_FOLDER = _Place("the folder", "name a file elsewhere")
+USER_FOLDER = Place("the folder", "name a file elsewhere")
 
 
 def default_cache_dir() -> Path:
@@ -87,7 +87,7 @@ def write_whole(
     n_bytes: int,
     chunks: Iterable[bytes | memoryview],
     progress: Progress | None = None,
-    place: _Place = _CACHE,
+    place: Place = _CACHE,
 ) -> None:
     """Write `chunks`, `n_bytes` in total, to a file; see `whole_file`. Raises CacheError."""
     with whole_file(path, n_bytes, place) as file:
@@ -113,7 +113,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, n_bytes: int = 0, place: _Place = USER_FOLDER) -> Iterator[FileIO]:
+def whole_file(path: Path, n_bytes: int = 0, place: Place = USER_FOLDER) -> Iterator[FileIO]:
     """A temporary file beside `path`, which replaces `path` at the end of the block.
 
     `n_bytes`: the free space that it needs at least. The temporary file is synced to the disk, then
@@ -153,17 +153,17 @@ def write_file(path: Path, data: bytes) -> None:
     if not is_stream(path):
         write_whole(path, len(data), [data], place=USER_FOLDER)
         return
-    with disk_errors(str(path), "; name another file"):
+    with disk_errors(f"write {path}", "; name another file"):
         path.write_bytes(data)
 
 
 @contextlib.contextmanager
-def disk_errors(what: str, remedy: str) -> Iterator[None]:
-    """Turn an OSError of the block into the CacheError "cannot write {what}: ...{remedy}"."""
+def disk_errors(action: str, remedy: str) -> Iterator[None]:
+    """Turn an OSError of the block into the CacheError "cannot {action}: ...{remedy}"."""
     try:
         yield
     except OSError as error:
-        raise CacheError(f"cannot write {what}: {error.strerror or error}{remedy}") from error
+        raise CacheError(f"cannot {action}: {error.strerror or error}{remedy}") from error
 
 
 def check_writable(path: Path) -> None:
@@ -214,7 +214,7 @@ def format_bytes(n_bytes: int) -> str:
 
 
 @contextlib.contextmanager
-def _explained(path: Path, n_bytes: int, place: _Place) -> Iterator[None]:
+def _explained(path: Path, n_bytes: int, place: Place) -> Iterator[None]:
     """Turn an OSError of the block, which must not call back, into a CacheError with advice."""
     try:
         yield

@@ -254,7 +254,7 @@ def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | 
 def _disk(file: RemoteFile) -> AbstractContextManager[None]:
     """Turns OSErrors into CacheErrors; not for huggingface_hub, whose errors are OSErrors, too."""
     return disk_errors(
-        f"{file.path} into {local.hub_cache()}",
+        f"write {file.path} into {local.hub_cache()}",
         ". Make room (`ggufspec models rm`), or choose another folder with the environment "
         f"variable HF_HUB_CACHE; {hub.KEPT}",
     )
