@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ggufspec.common.facts import json_object
 from ggufspec.common.files import (
+    Place,
     default_cache_dir,
     disk_errors,
     format_bytes,
@@ -34,6 +35,9 @@ from ggufspec.models.hub import RemoteFile
 
 PART_SUFFIX = ".ggufspec-part"
 N_PARALLEL = 3
+_HUB_CACHE = Place(
+    "the hub's cache", "choose another folder with the environment variable HF_HUB_CACHE"
+)
 _CHUNK = 2**20
 _POLL_SECONDS = 0.1
 _JOIN_SECONDS = 2.0  # how long an error waits for the threads to end
@@ -45,14 +49,12 @@ def fetch(files: Sequence[RemoteFile], progress: NamedProgress | None = None) ->
     Raises DownloadError; CacheError if they cannot be written. After an error or an interrupt, the
     next call continues after the bytes that were received.
     """
-    missing = [
-        file for file in files if not (_blob(file).is_file() or _snapshot_path(file).is_file())
-    ]
-    _check_room(missing)
+    missing = {file.blob: file for file in files if not _is_here(file)}
+    _check_room([*missing.values()])
     with hub.quiet():
         if missing:
-            _receive_all(missing, progress)
-        paths = tuple(_link(file) for file in files)
+            _receive_all([*missing.values()], progress)
+        paths = tuple(_link(file, files[i + 1 :]) for i, file in enumerate(files))
     _verify(list(zip(files, paths, strict=True)), progress)
     return paths
 
@@ -118,11 +120,12 @@ def _receive(file: RemoteFile, stop: threading.Event, n_done: dict[str, int]) ->
     blob = _blob(file)
     # The lock that huggingface_hub takes for this blob: keeps other processes from writing it.
     lock = local.hub_cache() / ".locks" / blob.parents[1].name / f"{file.blob}.lock"
-    with _disk(file):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        blob.parent.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(lock):
-        if not blob.is_file():
+    with contextlib.ExitStack() as locked:
+        with _disk(file):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            locked.enter_context(WeakFileLock(lock))
+        if not _is_here(file):
             with contextlib.closing(_PartFile(file, n_done)) as part:
                 if part.n_bytes < file.size:
                     hub.retry(partial(part.receive, stop), lambda: part.n_bytes, stop.wait)
@@ -206,32 +209,51 @@ class _PartFile:
         self._n_done[self._file.path] = self.n_bytes
 
     def _discard(self, why: str) -> None:
-        self._open.close()
-        self.path.unlink(missing_ok=True)
+        with _disk(self._file):
+            self._open.close()
+            self.path.unlink(missing_ok=True)
         raise DownloadError(
             f"{self._file.path} from {self._file.repo} {why}. It was deleted: run the command "
             "again to download it; if that fails the same way, a proxy may change the file"
         )
 
 
-def _link(file: RemoteFile) -> Path:
-    """Link the blob into the snapshot; record the commit of the revision."""
+def _link(file: RemoteFile, later: Sequence[RemoteFile]) -> Path:
+    """Link the blob into the snapshot; record the commit of the revision.
+
+    Without symbolic links the blob becomes the file, or is copied if one of the `later` files has
+    the same content.
+    """
     from huggingface_hub.file_download import are_symlinks_supported
 
     path, blob = _snapshot_path(file), _blob(file)
-    reference = local.repo_folder(file.repo) / "refs" / file.revision
     with _disk(file):
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError, FileNotFoundError):  # made by another process
                 if are_symlinks_supported(local.hub_cache()):
                     path.symlink_to(os.path.relpath(blob, path.parent))
+                elif any(other.blob == file.blob for other in later):
+                    _copy(blob, path)
                 else:
                     blob.rename(path)
-        if file.revision != file.commit:
-            reference.parent.mkdir(parents=True, exist_ok=True)
-            reference.write_text(file.commit, encoding="utf-8")
+        _record_commit(file)
     return path
+
+
+def _copy(blob: Path, path: Path) -> None:
+    with blob.open("rb") as source:
+        chunks = iter(partial(source.read, _CHUNK), b"")
+        write_whole(path, blob.stat().st_size, chunks, place=_HUB_CACHE)
+
+
+def _record_commit(file: RemoteFile) -> None:
+    """Let the revision name the commit; atomically, since models are found by it."""
+    reference = local.repo_folder(file.repo) / "refs" / file.revision
+    data = file.commit.encode()
+    is_known = reference.is_file() and reference.read_bytes() == data
+    if file.revision != file.commit and not is_known:
+        write_whole(reference, len(data), [data], place=_HUB_CACHE)
 
 
 def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | None) -> None:
@@ -265,6 +287,10 @@ def _digest(file: RemoteFile) -> hashlib._Hash:
     if file.sha256 is not None:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+
+def _is_here(file: RemoteFile) -> bool:
+    return _blob(file).is_file() or _snapshot_path(file).is_file()
 
 
 def _blob(file: RemoteFile) -> Path:
