@@ -14,6 +14,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from ggufspec.errors import DownloadError, OptionError
+from ggufspec.models.quants import stays_within
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
 LONGEST_WAIT = 30.0  # seconds; if the hub asks for a longer wait, that is an error
@@ -64,8 +65,7 @@ def list_files(repo: str, revision: str) -> dict[str, RemoteFile]:
             path = found.rfilename
             if not isinstance(path, str):
                 raise DownloadError(_no_hub())
-            is_within = {"", ".", ".."}.isdisjoint(path.split("/"))
-            if not is_within or not path.lower().endswith(".gguf"):
+            if not stays_within(path) or not path.lower().endswith(".gguf"):
                 continue
             sha256 = found.lfs.sha256 if found.lfs else None
             blob = sha256 or found.blob_id or ""

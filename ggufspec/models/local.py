@@ -17,7 +17,7 @@ from ggufspec.errors import CacheError, ModelError
 from ggufspec.models import quants
 from ggufspec.models.registry import ModelEntry, Registry, TrimEntry
 
-_REVISION = r"refs/pr/\d+|[\w.-]+"
+_REVISION = r"refs/pr/\d+|[\w-][\w.-]*"
 _HUB = re.compile(
     rf"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<early>{_REVISION}))?"
     rf"(?::(?P<quant>[\w.-]+)|/(?P<path>[^@:\\]+))?(?:@(?P<late>{_REVISION}))?"
@@ -96,7 +96,7 @@ def parse(name: str, registry: Registry) -> Named:
 
 
 def _files(repo: str, path: str, revision: str, *, may_be_path: bool = False) -> HubFiles:
-    if not {"", ".", ".."}.isdisjoint(path.split("/")):
+    if not quants.stays_within(path):
         raise _no_file(f"{repo}/{path}")
     if not path.lower().endswith(".gguf"):
         raise ModelError(f"{repo}/{path} is not a GGUF file; name one, or {repo}:QUANT")

@@ -15,6 +15,7 @@ _QUANT = re.compile(
     r"|FP16|FP32))(?![A-Z0-9])",
     re.IGNORECASE,
 )
+_NOT_IN_NAMES = re.compile(r"[\\:\x00-\x1f]")
 _NO_MODEL = re.compile(r"(^|/)mmproj|imatrix", re.IGNORECASE)  # GGUF files without a model
 
 
@@ -25,6 +26,16 @@ class ModelFiles:
     quant: str | None
     files: tuple[str, ...]
     missing: tuple[str, ...]
+
+
+def stays_within(path: str) -> bool:
+    """Whether the path of a file in a repository stays in the folder that it is joined to.
+
+    The answer is the same on all systems. On Windows, backslashes separate folders, a colon ends
+    the name of a drive, and dots and spaces at the end of a name are dropped.
+    """
+    are_names = all(name and name[-1] not in ". " for name in path.split("/"))
+    return are_names and not _NOT_IN_NAMES.search(path)
 
 
 def whole_split(path: str) -> tuple[str, ...]:

@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 from ggufspec.common.files import default_cache_dir, platform_folder
 from ggufspec.common.reading import TOMLDecodeError, parse_toml
 from ggufspec.errors import ModelError, OptionError
-from ggufspec.models.quants import did_you_mean
+from ggufspec.models.quants import did_you_mean, stays_within
 from ggufspec.models.trim_facts import numbers_of
 
 REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
 _FILE_NAME = "models.toml"
 _ALIAS = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
-_FILE = re.compile(r"[^/\\\x00-\x1f][^\\\x00-\x1f]*")
 _REVISION = re.compile(r"refs/pr/\d+|(?!\.+$)[\w.-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -226,7 +225,7 @@ def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelE
         raise table.wrong(f"repo is {entry.repo!r}; it must be user/repo")
     if not entry.files or not all(file.lower().endswith(".gguf") for file in entry.files):
         raise table.wrong("files must name at least one file, and GGUF files only")
-    if not all(_FILE.fullmatch(file) and ".." not in file.split("/") for file in entry.files):
+    if not all(map(stays_within, entry.files)):
         raise table.wrong("files must be paths within the repository")
     if not _REVISION.fullmatch(entry.revision):
         raise table.wrong(f"revision is {entry.revision!r}; it must be a branch, a tag or a commit")
