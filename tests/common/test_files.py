@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from full_disk import PAGE, contents, longest_file, small_disk
 
 from ggufspec.common.files import write_file
 from ggufspec.errors import CacheError
@@ -22,3 +23,30 @@ def test_a_file_that_cannot_be_replaced_stays(
     with pytest.raises(CacheError, match=r"plot\.svg into the folder .*: Permission denied"):
         write_file(path, b"new")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["of old"]
+
+
+def test_every_length_at_which_a_file_cannot_grow(tmp_path: Path) -> None:
+    path, new = tmp_path / "plot.svg", b"new" * 20
+    for limit in range(len(new)):
+        path.write_bytes(b"of old")
+        with longest_file(limit), pytest.raises(CacheError, match="File too large"):
+            write_file(path, new)
+        assert contents(tmp_path) == {"plot.svg": b"of old"}
+    with longest_file(len(new)):
+        write_file(path, new)
+    assert contents(tmp_path) == {"plot.svg": new}
+
+
+def test_every_room_that_a_disk_may_have_left(tmp_path: Path) -> None:
+    new = b"new!" * PAGE  # four pages
+    with small_disk(tmp_path / "small") as disk:
+        path = disk.folder / "plot.svg"
+        for n_pages in range(4):
+            path.write_bytes(b"of old")
+            disk.leave(n_pages * PAGE)
+            with pytest.raises(CacheError, match=r"not enough space.* are free there"):
+                write_file(path, new)
+            assert contents(disk.folder) == {"plot.svg": b"of old"}
+        disk.leave(4 * PAGE)
+        write_file(path, new)
+        assert contents(disk.folder) == {"plot.svg": new}

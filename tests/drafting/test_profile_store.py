@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import contents, longest_file
 
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import TunedSettings, recall, remember
@@ -145,6 +146,22 @@ def test_what_cannot_be_written_is_not_remembered(
     assert recall(FACTS) is None
     assert profile_store.forget() == 0
     assert list(profile_store.records()) == []
+
+
+def test_what_was_remembered_stays_where_a_disk_is_full() -> None:
+    """At whichever byte the write fails; tuned settings are kept, too."""
+    assert remember(FACTS, DOCUMENT)
+    n_bytes = the_file().stat().st_size
+    profile_store.remember_settings(FACTS, TunedSettings(6, 1, "off"))
+    before = contents(profile_store.folder())
+    for limit in range(0, n_bytes - 10, 7):
+        with longest_file(limit):
+            assert not remember(FACTS, {**DOCUMENT, "by": "test"})
+            assert not profile_store.remember_settings(FACTS, TunedSettings(8))
+            assert profile_store.obstacle() is not None
+        assert contents(profile_store.folder()) == before
+    assert recall(FACTS) == DOCUMENT
+    assert profile_store.settings(FACTS) == TunedSettings(6, 1, "off")
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="nothing is read-only to root")

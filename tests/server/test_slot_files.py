@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiny
 from engine.test_prompt_cache import prompt_of
+from full_disk import contents, longest_file
 from patience import PATIENCE
 from serving import Live, serving
 
@@ -159,6 +160,21 @@ def test_without_a_folder_there_is_nothing(target: Path) -> None:
             response = live.post(f"/slots/0?action={action}", filename="a")
             assert response.status_code == 501
             assert "--slot-save-path" in response.json()["error"]["message"]
+
+
+def test_a_file_that_cannot_be_replaced_stays(live: Live, folder: Path) -> None:
+    write(live, PROMPT)
+    (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+    saved = live.ok(f"/slots/{slot}?action=save", filename="a")
+    before = contents(folder)
+    for limit in (0, 100, saved["n_written"] - 1):
+        with longest_file(limit):
+            response = live.post(f"/slots/{slot}?action=save", filename="a")
+        assert response.status_code == 500
+        assert "the file cannot be written" in response.json()["error"]["message"]
+        assert contents(folder) == before
+    restored = live.ok(f"/slots/{slot}?action=restore", filename="a")
+    assert restored["n_restored"] == saved["n_saved"]
 
 
 def test_a_slot_in_use_is_saved_once_its_text_is_over(target: Path, folder: Path) -> None:
