@@ -11,9 +11,10 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
+from time import monotonic, sleep
 from typing import NamedTuple
 
 from ggufspec.common.progress import Progress
@@ -32,6 +33,7 @@ _FOLDERS = {
 }
 _XDG_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "config": ("XDG_CONFIG_HOME", ".config")}
 _SUFFIX = ".ggufspec-tmp"
+_POLL_SECONDS = 0.05  # between attempts to get a lock
 _BLOCK = 2**16  # bytes of each block in a fingerprint
 
 
@@ -139,6 +141,32 @@ def whole_file(path: Path, n_bytes: int = 0, place: Place = USER_FOLDER) -> Iter
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextlib.contextmanager
+def alone(path: Path, on_wait: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Let one process or thread at a time run the block, by a lock on the file `path`.
+
+    If it has to wait, `on_wait` is called, and after `seconds` it runs at the same time. It does
+    not wait where the file cannot be made, and on Windows.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            number = stack.enter_context(FileIO(path, "a")).fileno()
+            until = None
+            while sys.platform != "win32":
+                try:
+                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if until is None:
+                        on_wait()
+                        until = monotonic() + seconds
+                    if monotonic() > until:
+                        break
+                    sleep(_POLL_SECONDS)
+        yield
 
 
 def write_all(file: FileIO, chunk: bytes | memoryview) -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ggufspec.common.facts import json_object
-from ggufspec.common.files import default_cache_dir, fingerprint_of, try_to_write, write_whole
+from ggufspec.common.files import (
+    alone,
+    default_cache_dir,
+    fingerprint_of,
+    try_to_write,
+    write_whole,
+)
 from ggufspec.errors import CacheError
 
 _FORMAT = 3  # files of other formats are ignored
 _N_KEY_DIGITS = 32
+_LONGEST_WAIT = 600.0  # seconds; a large model is loaded several times
 _TYPICAL_BYTES = 2**14  # size of a pair's measurements
 _MOST_BYTES = 2**20  # bytes read of a file: far more than any file needs
 _ALLOWED: Mapping[str, Collection[object]] = {  # values of TunedSettings
@@ -82,6 +89,20 @@ def forget(key: str | None = None) -> int:
 def folder() -> Path:
     """The folder of the files. Raises CacheError if there is no home folder."""
     return default_cache_dir() / "pairs"
+
+
+@contextlib.contextmanager
+def measuring(on_wait: Callable[[], object]) -> Iterator[None]:
+    """Let one process at a time measure: processes that measure at once disturb each other.
+
+    What is to be measured may be stored once the block begins. If another process measures for
+    longer than _LONGEST_WAIT, this one does, too.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(CacheError):
+            path = default_cache_dir() / "measuring.lock"
+            stack.enter_context(alone(path, on_wait, _LONGEST_WAIT))
+        yield
 
 
 def obstacle() -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
 from ggufspec.llama.context_options import FLASH_ATTENTION, ContextOptions
-from ggufspec.llama.kernel_choice import BareContext, is_disturbed
+from ggufspec.llama.kernel_choice import BareContext, is_disturbed, measuring
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key
 from ggufspec.llama.threadpool import ThreadPools
@@ -133,16 +133,13 @@ def known_attention(
     facts = {"about": "attention", "pair": pair_key(target, draft, options), **of_long}
     n_sizes = len(_sizes(text.deepest))
     if _recall(facts, len(models), n_sizes) is None:
-        for _ in range(_N_TRIED):
-            measured = _measure(models, text.deepest)
-            of_depths = (seconds for times in measured for of in times.values() for seconds in of)
-            if not any(map(is_disturbed, of_depths)):
-                break
-        else:
-            return Attention()
-        # Another process may have stored its own meanwhile.
-        if _recall(facts, len(models), n_sizes) is None:
-            profile_store.remember(facts, {"seconds": measured})
+        with measuring():
+            # Another process may have stored its own meanwhile.
+            if _recall(facts, len(models), n_sizes) is None:
+                measured = _undisturbed(models, text.deepest)
+                if measured is None:
+                    return Attention()
+                profile_store.remember(facts, {"seconds": measured})
     times = _recall(facts, len(models), n_sizes)
     return choose_attention(text, *times, has_draft=draft is not None) if times else Attention()
 
@@ -186,6 +183,16 @@ def time_passes(model: Model, until: float, deepest: int = DEPTHS[-1]) -> Times 
 
 def _sizes(deepest: int) -> Sequence[int]:
     return SIZES if deepest <= DEPTHS[-1] else (*SIZES, PROMPT)
+
+
+def _undisturbed(models: Sequence[Model], deepest: int) -> Sequence[Times] | None:
+    """What `_measure` returns; None if other programs have disturbed each attempt."""
+    for _ in range(_N_TRIED):
+        measured = _measure(models, deepest)
+        of_depths = (seconds for times in measured for of in times.values() for seconds in of)
+        if not any(map(is_disturbed, of_depths)):
+            return measured
+    return None
 
 
 def _measure(models: Sequence[Model], deepest: int) -> Sequence[Times]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from itertools import pairwise
 from os import environ
 from pathlib import Path
@@ -108,16 +108,29 @@ def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[
         return _load(load_file, offer), known
     if not measures:
         return _load(load_file, offer), Choice((*offer.types,), both=offer.both)
-    logger.warning(
-        "ggufspec: %s is loaded with llama.cpp's kernels and with ggufspec's, to measure which are "
-        "faster; this happens once",
-        path.name,
+    with measuring():
+        if known is not None or _recall(key, usable) is None:
+            logger.warning(
+                "ggufspec: %s is loaded with llama.cpp's kernels and with ggufspec's, to measure "
+                "which are faster; this happens once",
+                path.name,
+            )
+            sizes = (*SIZES, PROMPT) if placed.devices else SIZES
+            pointer, choice = _measure(load_file, offer, sizes)
+            times = [each.values() for each in (choice.llama_cpp, choice.ggufspec) if each]
+            if pointer is not None and len(times) == 2 and not any(map(is_disturbed, times)):
+                profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
+            return pointer, choice
+    return load(path, load_file, placed, writes=writes)  # another process has measured it
+
+
+def measuring() -> AbstractContextManager[None]:
+    """Within the block, no other process measures: see profile_store."""
+    return profile_store.measuring(
+        lambda: logger.warning(
+            "ggufspec: another process measures a model on this machine; this one waits for it"
+        )
     )
-    pointer, choice = _measure(load_file, offer, (*SIZES, PROMPT) if placed.devices else SIZES)
-    times = [each.values() for each in (choice.llama_cpp, choice.ggufspec) if each]
-    if pointer is not None and len(times) == 2 and not any(map(is_disturbed, times)):
-        profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
-    return pointer, choice
 
 
 def is_disturbed(times: Iterable[float]) -> bool:
@@ -145,11 +158,13 @@ def _key(path: Path, placed: Placed, usable: Mapping[str, int]) -> dict[str, obj
 
 
 def _recall(key: Mapping[str, object], usable: Mapping[str, int]) -> Choice | None:
-    if (known := profile_store.recall(key)) is None:
-        return None
-    names = [name for name in known.get("types", []) if name in usable]
+    known = profile_store.recall(key) or {}
     sizes = (*SIZES, PROMPT) if "devices" in key else SIZES
+    types = known.get("types")
     theirs, ours = (_times(known.get(of), sizes) for of in ("llama_cpp", "ggufspec"))
+    if not isinstance(types, list) or theirs is None or ours is None:
+        return None
+    names = [name for name in usable if name in types]
     return Choice((*names,), theirs, ours, known.get("both") is True)
 
 
@@ -232,6 +247,8 @@ def _is_faster(times: Times, than: Times) -> bool:
 
 def _times(found: object, sizes: Sequence[int]) -> Times | None:
     if not isinstance(found, dict) or {*found} != {*map(str, sizes)}:
+        return None
+    if not all(isinstance(each, float) and each > 0 for each in found.values()):
         return None
     return {int(size): float(milliseconds) for size, milliseconds in found.items()}
 

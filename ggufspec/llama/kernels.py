@@ -92,8 +92,9 @@ def status() -> Status:
     found = outcome("kernels", "try_kernels", instructions=name, extension=extension_files())
     if found is None or found.get(WORKS) is not True:
         return Status(None, {}, "a trial in a child process has failed")
-    words = map(str, found.get("words") or ())
-    return Status(name, {each: types[each] for each in words if each in types})
+    words = found.get("words")
+    right = words if isinstance(words, list) else []
+    return Status(name, {each: number for each, number in types.items() if each in right})
 
 
 def slope(matrix_type: str) -> float | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from full_disk import PAGE, contents, longest_file, small_disk
+from patience import PATIENCE
 
-from ggufspec.common.files import write_file
+from ggufspec.common.files import alone, write_file
 from ggufspec.errors import CacheError
 
 
@@ -50,3 +53,23 @@ def test_every_room_that_a_disk_may_have_left(tmp_path: Path) -> None:
         disk.leave(4 * PAGE)
         write_file(path, new)
         assert contents(disk.folder) == {"plot.svg": new}
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    path, waits = tmp_path / "new" / "lock", threading.Event()
+    inside: list[int] = []
+
+    def second() -> int:
+        with alone(path, waits.set, PATIENCE):
+            return len(inside)
+
+    with ThreadPoolExecutor(1) as pool:
+        with alone(path, lambda: pytest.fail("there is nobody else"), PATIENCE):
+            found = pool.submit(second)
+            assert waits.wait(PATIENCE)
+            inside.append(1)
+        assert found.result(PATIENCE) == 1
+    with alone(path, lambda: None, 0), alone(path, lambda: None, 0):
+        pass  # whoever has waited for long enough goes on
+    with alone(tmp_path / "new" / "lock" / "below", lambda: None, 0):
+        pass  # as where nothing can be written

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
@@ -12,6 +15,7 @@ import llama_cpp
 import numpy as np
 import pytest
 import tiny
+from patience import PATIENCE
 
 import ggufspec
 from ggufspec.bench import tune
@@ -307,18 +311,29 @@ def test_what_cannot_be_stored_is_not_used(
     assert setting_of(target) == "auto"
 
 
-def test_a_process_that_was_faster_decides(
+def test_of_two_loads_at_once_one_measures_and_the_other_waits_for_it(
     target: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timer.answer = times(0.1, 0.1)
+    """Their passes would disturb each other, and they might choose differently."""
+    waits = threading.Event()
 
     def slow(model: Model, until: float, deepest: int) -> Times | None:
-        monkeypatch.setattr(attention, "time_passes", timer)
-        assert setting_of(target) == "auto"
-        return times(0.2, 0.1)
+        assert waits.wait(PATIENCE)
+        return timer(model, until, deepest)
 
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "another process measures" in record.getMessage():
+                waits.set()
+
+    heard, talk = Heard(), logging.getLogger("ggufspec.llama")
+    talk.addHandler(heard)
     monkeypatch.setattr(attention, "time_passes", slow)
-    assert setting_of(target) == "auto"
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert [*pool.map(lambda _: setting_of(target), range(2))] == ["off", "off"]
+    finally:
+        talk.removeHandler(heard)
     assert timer.asked == 1
 
 
