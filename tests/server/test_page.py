@@ -42,8 +42,8 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
     asked: list[str] = []
     urls: list[str] = []
 
-    def opened(live: Live, width: int = 1280) -> Any:
-        page = browser.new_page(viewport={"width": width, "height": 800})
+    def opened(live: Live, width: int = 1280, height: int = 800) -> Any:
+        page = browser.new_page(viewport={"width": width, "height": height})
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(live.url)
@@ -128,6 +128,66 @@ def test_drafts_are_coloured_errors_are_shown_and_escape_stops_the_text(
         page.keyboard.press("Escape")
         assert live.is_free()
         page.wait_for_selector("text=stopped")
+
+
+def is_seen(page: Any, selector: str) -> bool:
+    """Whether a click in the middle of an element hits it."""
+    script = """element => {
+        const box = element.getBoundingClientRect();
+        const hit = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+        return element.contains(hit);
+    }"""
+    return bool(page.locator(selector).last.evaluate(script))
+
+
+def test_a_text_can_be_stopped_on_each_screen(endless: Engine, open_page: OpenPage) -> None:
+    with serving(endless) as live:
+        page = open_page(live, 375, 667)
+        for n, (width, height) in enumerate([(375, 667), (360, 640), (667, 375), (1280, 800)]):
+            page.set_viewport_size({"width": width, "height": height})
+            page.fill("#tokens", "")
+            page.fill("#prompt", "hi")
+            page.click("#send")
+            page.wait_for_selector("#stop:not([disabled])")
+            page.click("#stop", timeout=10_000)
+            page.wait_for_selector(f"text=stopped >> nth={n}")
+            assert live.is_free()
+            boxes = {name: page.locator(name).bounding_box() for name in ("form", "footer")}
+            assert boxes["footer"]["y"] >= boxes["form"]["y"] + boxes["form"]["height"]
+            assert page.evaluate("scrollY") == 0 or height < 600
+            for each in ("#send", "#stop", "#prompt", "#texts .note"):
+                assert is_seen(page, each), (each, width)
+        middles = "row => [...row.children].map(({offsetTop: y, offsetHeight: h}) => y + h / 2)"
+        found = page.locator("form > .row").evaluate(middles)
+        assert max(found) - min(found) < 4, "the buttons are in the row of the options"
+
+
+def test_an_error_is_seen_and_says_what_to_do(endless: Engine, open_page: OpenPage) -> None:
+    with serving(endless) as live:
+        page = open_page(live, 360, 640)
+        page.fill("#tokens", "40")
+        for n_turns in (2, 4, 6):
+            send(page, "hi", n_turns)
+        page.fill("#tokens", "0")
+        page.evaluate("form.noValidate = true")
+        send(page, "hi", 8)
+        assert "max_tokens" in page.inner_text(".alarm")
+        assert is_seen(page, ".alarm")
+        assert page.input_value("#prompt") == "hi"
+        page.fill("#tokens", "")
+        page.keyboard.press("Enter")
+        assert comes_true(lambda: live.service.worker.n_running == 1)
+    page.wait_for_selector(".alarm >> nth=1")
+    assert "is stopping" in page.locator(".alarm").last.inner_text()
+    page.fill("#tokens", "40")
+    send(page, "hi", 12)
+    said = page.locator(".alarm").last.inner_text()
+    assert said.startswith(f"no answer from {live.url}: the server has stopped")
+    assert is_seen(page, ".alarm")
+    page.click("summary")
+    page.fill("#key", "k")
+    page.keyboard.press("Tab")
+    page.wait_for_selector("#model:has-text('the server has stopped')")
 
 
 @pytest.mark.parametrize(
