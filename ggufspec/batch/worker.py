@@ -19,10 +19,11 @@ from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import COUNTS, Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
-from ggufspec.engine.chat_template import Message, conversation
+from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default

@@ -27,8 +27,8 @@ from ggufspec.errors import (
 )
 
 if TYPE_CHECKING:
-    from ggufspec.engine.chat_template import Message
     from ggufspec.engine.engine import Engine
+    from ggufspec.engine.template_probe import Message
 
 _COMMANDS = {  # argument and help text of each command; Chat has a method for each
     "help": ("", "list the commands"),

@@ -20,8 +20,8 @@ from ggufspec.decoding.sampling_options import SAMPLING
 from ggufspec.errors import CacheError, PromptError
 
 if TYPE_CHECKING:
-    from ggufspec.engine.chat_template import Message
     from ggufspec.engine.engine import Engine
+    from ggufspec.engine.template_probe import Message
 
 ReadLine = Callable[[str], str]  # prints a prompt, returns a line without its end; raises EOFError
 

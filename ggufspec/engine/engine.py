@@ -12,7 +12,7 @@ from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.engine import session_file
-from ggufspec.engine.chat_template import ChatTemplate, Message, TemplateProcess
+from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions, FileSampling, GenerateOptions
@@ -20,6 +20,7 @@ from ggufspec.engine.pair import Pair
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.session_file import SessionFacts
 from ggufspec.engine.stream import Stream
+from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
 from ggufspec.llama.vocab import Vocab, check_tokens

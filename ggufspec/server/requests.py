@@ -129,12 +129,12 @@ def _limit_of(body: GenerationBody) -> int | None:
 def _for_template(message: ChatMessage) -> dict[str, Any]:
     made = message.model_dump(exclude_none=True)
     if called := made.pop("function_call", None):
-        made["tool_calls"] = [{"id": called["name"], "type": "function", "function": called}]
+        made["tool_calls"] = [{"type": "function", "function": called}]
     for call in made.get("tool_calls", ()):
         if isinstance(arguments := call["function"]["arguments"], str):
             call["function"]["arguments"] = sent_arguments(arguments)
     if message.role == "function":
-        made |= {"role": "tool", "tool_call_id": made.get("name", "")}
+        made["role"] = "tool"
     return {"content": "", **made} if made["role"] == "tool" else made
 
 

@@ -12,11 +12,11 @@ from patience import child_seconds
 
 from ggufspec.engine.chat_template import (
     ChatTemplate,
-    Message,
     TemplateProcess,
     check_template,
     conversation,
 )
+from ggufspec.engine.template_probe import Message
 from ggufspec.errors import OptionError, PromptError
 
 CHATML = (

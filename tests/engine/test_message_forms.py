@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from ggufspec.engine.chat_template import ChatTemplate, Message, TemplateProcess
+from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
+from ggufspec.engine.template_probe import Message
 from ggufspec.errors import PromptError
 
 USER = {"role": "user", "content": "hi"}
@@ -93,7 +95,7 @@ def test_arguments_are_objects_or_json(render: Any) -> None:
         render(each_call("{{ c.function.arguments | tojson }}"), wrong)
 
 
-WRITES_CALLS = each_call("{{ c.id }}{{ c.function.arguments | tojson }}")
+WRITES_CALLS = each_call("{{ c.id }}{{ c.function.name }}{{ c.function.arguments | tojson }}")
 
 
 @pytest.mark.parametrize("content", [None, "", "absent"])
@@ -102,17 +104,17 @@ def test_an_empty_content_is_what_the_template_allows(render: Any, content: str 
     if content == "absent":
         message = {key: value for key, value in message.items() if key != "content"}
     messages = [USER, message]
-    assert render("{{ m.content }}" + WRITES_CALLS, messages) == "[user:hi][assistant:(1{})]"
+    assert render("{{ m.content }}" + WRITES_CALLS, messages) == "[user:hi][assistant:(1f{})]"
     only_null = "{% if m.content is none %}" + WRITES_CALLS + "{% else %}{{ m.content }}{% endif %}"
-    assert render(only_null, messages) == "[user:hi][assistant:(1{})]"
+    assert render(only_null, messages) == "[user:hi][assistant:(1f{})]"
     assert render("{{ m.content }}", [USER, said(None)]) == "[user:hi][assistant:]"
 
 
 def test_calls_are_kept_where_a_template_writes_text_or_calls(render: Any) -> None:
     either = "{% if m.content is none %}" + WRITES_CALLS + "{% else %}{{ m.content }}{% endif %}"
     messages = [USER, said("I look", tool_calls=calls("1", arguments={}))]
-    assert render(either, messages) == "[user:hi][assistant:(1{})]"
-    assert render("{{ m.content }}" + WRITES_CALLS, messages) == "[user:hi][assistant:I look(1{})]"
+    assert render(either, messages) == "[user:hi][assistant:(1f{})]"
+    assert render("{{ m.content }}" + WRITES_CALLS, messages) == "[user:hi][assistant:I look(1f{})]"
 
 
 def test_reasoning_has_the_names_that_templates_use(render: Any) -> None:
@@ -125,7 +127,7 @@ def test_reasoning_has_the_names_that_templates_use(render: Any) -> None:
         + WRITES_CALLS
     )
     message = said("a", thinking="b", tool_calls=calls("1", arguments={}))
-    assert render(one, [USER, message]) == "[user:||hi][assistant:b\n\na|b\n\na|(1{})]"
+    assert render(one, [USER, message]) == "[user:||hi][assistant:b\n\na|b\n\na|(1f{})]"
 
 
 def test_a_template_for_single_calls_gets_a_message_for_each(render: Any) -> None:
@@ -138,22 +140,23 @@ def test_a_template_for_single_calls_gets_a_message_for_each(render: Any) -> Non
     ]
     refuses = "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one') }}"
     body = "{{ m.content }}" + WRITES_CALLS
-    split = (
-        "[user:hi][assistant:I look(1{})][tool:first][assistant:(2{})][tool:second][assistant:done]"
-    )
+    split = "[user:hi][assistant:I look(1f{})][tool:first][assistant:(2f{})][tool:second]"
+    split += "[assistant:done]"
     assert render(refuses + "{% endif %}" + body, messages) == split
-    only_first = "{% for c in m.tool_calls[:1] %}({{ c.id }}{{ c.function.arguments | tojson }})"
-    body = "{{ m.content }}{% if m.tool_calls %}" + only_first + "{% endfor %}{% endif %}"
+    body = "{{ m.content }}" + WRITES_CALLS.replace("or []", "and m.tool_calls[:1]")
     assert render(body, messages) == split
     body = "{{ m.content }}" + WRITES_CALLS
-    assert "[assistant:I look(1{})(2{})][tool:second]" in render(body, messages)
+    assert "[assistant:I look(1f{})(2f{})][tool:second]" in render(body, messages)
+
+
+NINE = (
+    "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('nine') }}"
+    "{% endif %}{{ c.id }}{{ c.function.arguments | tojson }}{{ c.function.name }}{% endfor %}"
+)
 
 
 def test_ids_that_a_template_refuses_are_shortened(render: Any) -> None:
-    ids = (
-        "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('nine') }}"
-    )
-    body = ids + "{% endif %}{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}"
+    body = NINE
     text = render(
         body + "{{ m.tool_call_id }}",
         [
@@ -164,13 +167,57 @@ def test_ids_that_a_template_refuses_are_shortened(render: Any) -> None:
     )
     written = text.removeprefix("[user:][assistant:")[:9]
     assert written.isalnum()
-    assert text == f"[user:][assistant:{written}{{}}][tool:{written}]"
+    assert text == f"[user:][assistant:{written}{{}}f][tool:{written}]"
     kept = [USER, said("", tool_calls=calls("abcdefghi", arguments={})), result("abcdefghi")]
-    assert render(body, kept) == "[user:][assistant:abcdefghi{}][tool:]"
+    assert render(body, kept) == "[user:][assistant:abcdefghi{}f][tool:]"
     free = render(
         "{{ m.tool_call_id }}" + WRITES_CALLS, [USER, said("", tool_calls=calls("x")), result("x")]
     )
-    assert free == '[user:][assistant:(x{"a": "é"})][tool:x]'
+    assert free == '[user:][assistant:(xf{"a": "é"})][tool:x]'
+
+
+def called(*names: str, **ids: object) -> Message:
+    """Calls of these functions without ids, but for those in `ids`."""
+    made = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+    for name in ids:
+        made[names.index(name)]["id"] = ids[name]
+    return said(None, tool_calls=made)
+
+
+def answered(content: str, **more: object) -> Message:
+    return {"role": "tool", "content": content, **more}
+
+
+@pytest.mark.parametrize(
+    ("messages", "ids"),
+    [
+        ([called("f"), answered("1")], "00"),
+        ([called("f", f=None), answered("1", tool_call_id=None)], "00"),
+        ([called("f", f=""), answered("1", tool_call_id="")], "00"),
+        ([called("f", "g"), answered("1"), answered("2")], "0101"),
+        ([called("f", "g"), answered("2", name="g"), answered("1", name="f")], "0110"),
+        ([called("f"), answered("1"), said("a"), USER, called("f"), answered("2")], "0011"),
+        ([called("f"), answered("2", tool_call_id="x")], "00"),
+    ],
+)
+def test_calls_without_ids_get_some_and_their_results_the_same(
+    render: Any, messages: list[Message], ids: str
+) -> None:
+    tool = "{% if m.role == 'tool' and m.tool_call_id | length != 9 %}{{ raise_exception('9') }}"
+    body = "{{ m.tool_call_id }}" + NINE + tool + "{% endif %}"
+    assert "".join(re.findall("call0000([0-9])", render(body, [USER, *messages]))) == ids
+    free = render("{{ m.tool_call_id }}" + WRITES_CALLS, [USER, *messages])
+    assert "".join(re.findall("call0000([0-9])", free)) == ids
+
+
+def test_an_id_has_the_name_where_the_template_writes_no_other(render: Any) -> None:
+    body = "{{ m.tool_call_id }}" + each_call("{{ c.id }}{{ c.function.arguments | tojson }}")
+    own = {"g": "functions.g:7"}
+    for id in ({}, {"f": "call_1"}, {"f": None}):
+        ids = {"tool_call_id": id["f"]} if "f" in id else {}
+        messages = [USER, called("f", "g", **id, **own), answered("1", **ids)]
+        wanted = "[user:][assistant:(functions.f:0{})(functions.g:7{})][tool:functions.f:0]"
+        assert render(body, messages) == wanted
 
 
 def test_tools_are_completed_where_the_template_needs_it(render: Any) -> None:

@@ -89,6 +89,7 @@ OWN = {
 
 # Prompts that differ on purpose.
 _ONE_CALL = "it writes one call of a message only: each call gets a message of its own"
+_NO_SYSTEM = "it refuses a system message: its text begins the message of the user"
 _NOT_BOTH = "it writes the text or the calls of a message: the calls are kept"
 DIFFERENT = {
     ("GigaChat3-10B-A1.8B", "two calls"): _ONE_CALL,
@@ -96,6 +97,8 @@ DIFFERENT = {
     ("openai-gpt-oss-120b", "two calls"): _ONE_CALL,
     ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "call beside text"): _NOT_BOTH,
     ("calls beside null", "call beside text"): _NOT_BOTH,
+    ("alternates", "system"): _NO_SYSTEM,
+    ("alternates", "tools and system"): _NO_SYSTEM,
 }
 
 

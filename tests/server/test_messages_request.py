@@ -139,13 +139,12 @@ def test_blocks_become_messages_of_a_chat() -> None:
         },
         {"role": "system", "content": "four"},
     ]
-    system, first, answer, result, last = message_of(messages=turns, system="Be brief.")
+    system, first, answer, result, *last = message_of(messages=turns, system="Be brief.")
     assert system == {"role": "system", "content": "Be brief."}
     assert first == {"role": "user", "content": "one\ntwo"}
     assert (answer["content"], answer["reasoning_content"]) == ("I say", "So")
     assert answer["tool_calls"][0]["function"] == {"name": "weather", "arguments": INPUT}
     assert result == {"role": "tool", "tool_call_id": "1", "content": "Error: none"}
-    reminder = "<system-reminder>\nfour\n</system-reminder>"
-    assert last == {"role": "user", "content": f"three\n{reminder}"}
+    assert last == [{"role": "user", "content": "three"}, {"role": "system", "content": "four"}]
     first = [{"role": "system", "content": "one"}, *HELLO]
     assert message_of(messages=first) == first

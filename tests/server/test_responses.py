@@ -169,7 +169,8 @@ def test_items_become_the_messages_of_a_chat(server: Live) -> None:
     ]
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": 1}}}
     messages = [
-        {"role": "system", "content": "Be brief.\n\nMore."},
+        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "More."},
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "I look.", "tool_calls": [call, call]},
         {"role": "tool", "content": "sun"},

@@ -216,24 +216,15 @@ def _tool_of(tool: CustomTool) -> dict[str, Any]:
 
 
 def _messages_of(body: MessagesRequest) -> Iterator[dict[str, Any]]:
-    turns = [(message.role, _blocks(message.content)) for message in body.messages]
     system = _blocks(body.system or [])
-    while turns and turns[0][0] == "system":
-        system = [*system, *turns.pop(0)[1]]
     if text := _lines([each for each in system if not _lines([each]).startswith(_BILLING)]):
         yield {"role": "system", "content": text}
+    turns = [(message.role, _blocks(message.content)) for message in body.messages]
     for is_answer, together in groupby(turns, key=lambda turn: turn[0] == "assistant"):
         if is_answer:
             yield _from_assistant([block for _, blocks in together for block in blocks])
         else:
-            yield from _from_client([block for turn in together for block in _said(*turn)])
-
-
-def _said(role: str, blocks: Sequence[Any]) -> Sequence[Any]:
-    """The blocks; the system's are marked as by Claude Code: templates allow them only at first."""
-    if role != "system":
-        return blocks
-    return _blocks(f"<system-reminder>\n{_lines(blocks)}\n</system-reminder>")
+            yield from _from_client(list(together))
 
 
 def _from_assistant(blocks: Sequence[Any]) -> dict[str, Any]:
@@ -251,16 +242,17 @@ def _from_assistant(blocks: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _from_client(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def _from_client(turns: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[dict[str, Any]]:
     """Yields tool results first: templates allow no other text between a call and its result."""
-    results = [each for each in blocks if each.type == "tool_result"]
+    results = [each for _, blocks in turns for each in blocks if each.type == "tool_result"]
     for each in results:
         text = _lines(_blocks(each.content or ""))
         text = f"Error: {text}" if each.is_error else text
         yield {"role": "tool", "tool_call_id": each.tool_use_id, "content": text}
-    text = _lines(blocks)
-    if text or not results:
-        yield {"role": "user", "content": text}
+    for role, together in groupby(turns, key=lambda turn: turn[0]):
+        text = _lines([block for _, blocks in together for block in blocks])
+        if text or not results:
+            yield {"role": role, "content": text}
 
 
 def _blocks(content: str | Sequence[Any]) -> Sequence[Any]:

@@ -271,7 +271,7 @@ def _choice_of(choice: ChosenFunction | AllowedTools | str | None) -> object:
 
 
 def _messages_of(items: Sequence[StoredItem], instructions: str | None) -> list[dict[str, Any]]:
-    """The messages: reasoning, text and calls of a turn become one, as do first instructions."""
+    """The messages: reasoning, text and calls of a turn become one."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -280,13 +280,7 @@ def _messages_of(items: Sequence[StoredItem], instructions: str | None) -> list[
             output = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
             messages.append(output)
         elif isinstance(item, MessageItem) and item.role != "assistant":
-            text, is_instruction = _text(item.content), item.role != "user"
-            if is_instruction and len(messages) == 1 and messages[0]["role"] == "system":
-                # Templates allow one system message, at the start.
-                messages[0]["content"] += f"\n\n{text}"
-            else:
-                role = "system" if is_instruction and not messages else item.role
-                messages.append({"role": role, "content": text})
+            messages.append({"role": item.role, "content": _text(item.content)})
         else:
             _add_to_turn(messages, item)
     if not messages:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
-from ggufspec.engine.chat_template import ChatTemplate, LimitError
+from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.template_probe import LimitError
 from ggufspec.errors import PromptError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.server.formats.calls import CallParser, Schemas

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from ggufspec.decoding.tree import n_equal
-from ggufspec.engine.chat_template import ChatTemplate, LimitError
+from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.template_probe import LimitError
 from ggufspec.errors import PromptError
 
 # Placeholders in a pattern for a call's id, its index, its name, and a key.
