@@ -225,7 +225,10 @@ def plan_answer(
             is_parallel=named is None and is_parallel,
             answer=None if schema is None else of_json_schema(schema),
         )
-    parser = partial(chat_format.parser, begun, tools or None, is_parallel=is_parallel)
+    known_ids = [call.id for message in body.messages for call in message.tool_calls or ()]
+    parser = partial(
+        chat_format.parser, begun, tools or None, is_parallel=is_parallel, known_ids=known_ids
+    )
     return AnswerPlan(options, parser)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -82,12 +82,21 @@ class ChatFormat:
         return Reasoning(begin, end, opened >= 0) if begin else None
 
     def parser(
-        self, begun: str, tools: Tools | None = None, *, is_parallel: bool = True
+        self,
+        begun: str,
+        tools: Tools | None = None,
+        *,
+        is_parallel: bool = True,
+        known_ids: Collection[str | None] = (),
     ) -> ChatParser:
-        """A parser of the text after `begun`; without tools, calls are content."""
+        """A parser of the text after `begun`; without tools, calls are content.
+
+        `known_ids`: those of earlier calls.
+        """
         call, reader = self.syntax.call, Reader()
         texts = (call.opener, call.head, call.middle, call.tail) if call and tools else ()
-        deltas = Deltas(has_short_ids=any(ID in text for text in texts))
+        has_short_ids = any(ID in text for text in texts)
+        deltas = Deltas(reader, has_short_ids=has_short_ids, known_ids=known_ids)
         if self.syntax.is_harmony:
             steps = _harmony_steps(reader, deltas, has_tools=tools is not None)
             return ChatParser(reader, deltas, steps, begun)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -47,10 +47,17 @@ ChatDelta = ContentDelta | ReasoningDelta | CallDelta
 class Deltas:
     """Collects the deltas of a parser; drops white space next to calls and reasoning."""
 
-    def __init__(self, *, has_short_ids: bool) -> None:
-        """`has_short_ids`: calls have ids of nine characters, as some templates require."""
+    def __init__(
+        self, reader: Reader, *, has_short_ids: bool, known_ids: Collection[str | None]
+    ) -> None:
+        """`has_short_ids`: calls have ids of nine characters, as some templates require.
+
+        `known_ids`: those of earlier calls, which no call gets again.
+        """
+        self._reader = reader
         self._found: list[ChatDelta] = []
         self._has_short_ids = has_short_ids
+        self._ids = {None, "", *known_ids}
         self._spaces: list[str] = []  # white space, dropped unless more of its part follows
         self.has_content = False
         self.n_calls = 0
@@ -100,10 +107,11 @@ class Deltas:
 
     def begin(self, name: str, id: str | None) -> None:
         self.part()
-        made = (
-            secrets.token_hex(4) + "0" if self._has_short_ids else f"call_{secrets.token_hex(12)}"
-        )
-        self._found.append(CallDelta(self.n_calls, "", id or made, name))
+        if id in self._ids:
+            random = secrets.token_hex(12)
+            id = random[:9] if self._has_short_ids else f"call_{random}"
+        self._ids.add(id)
+        self._found.append(CallDelta(self.n_calls, "", id, name))
         self.n_calls += 1
         self.n_members = 0
 

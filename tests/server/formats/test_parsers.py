@@ -258,6 +258,22 @@ def test_hostile_texts_take_linear_time(name: str, text: str, chat_format: Forma
     assert time.perf_counter() - start < 4  # some 0.2 s; quadratic: more than 10 s
 
 
+@pytest.mark.parametrize("name", ["id_last", "marks", "numbered", "hermes"])
+def test_no_two_calls_have_one_id(
+    name: str, template: Callable[[str], ChatTemplate], chat_format: FormatOf
+) -> None:
+    said = answer(2)
+    said["tool_calls"] = [{**said["tool_calls"][0], "id": id} for id in IDS]
+    text = text_of(template(TEMPLATES[name]), said).replace(*reversed(IDS)).replace(":1", ":0")
+    first, second = parsed(chat_format(TEMPLATES[name]).parser("", TOOLS), text, 3).ids
+    assert first != second
+    assert first == IDS[0] or name not in WITH_IDS
+    assert len(str(second)) == len(IDS[0]) or name not in WITH_IDS
+    known = chat_format(TEMPLATES[name]).parser("", TOOLS, known_ids=[first])
+    again = parsed(known, text, 3).ids
+    assert len({*again, first}) == 3
+
+
 BARE = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 
 
