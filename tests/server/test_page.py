@@ -149,7 +149,7 @@ def test_a_text_can_be_stopped_on_each_screen(endless: Engine, open_page: OpenPa
             page.fill("#prompt", "hi")
             page.click("#send")
             page.wait_for_selector("#stop:not([disabled])")
-            page.click("#stop", timeout=10_000)
+            page.click("#stop")
             page.wait_for_selector(f"text=stopped >> nth={n}")
             assert live.is_free()
             boxes = {name: page.locator(name).bounding_box() for name in ("form", "footer")}
