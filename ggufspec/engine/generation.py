@@ -379,8 +379,7 @@ class Generation:
 
         Sets finish_reason if the text ends among them.
         """
-        tokens: list[int] = []
-        text = ""
+        tokens, ends, text = list[int](), list[int](), ""
         for token in run:
             if token in self._end_tokens:
                 self.finish_reason = "stop"
@@ -388,6 +387,7 @@ class Generation:
             tokens.append(token)
             piece_of = self._vocab.shown if token in self._shown_tokens else self._vocab.piece
             text += self._text_stream.push(piece_of(token))
+            ends.append(self._text_stream.n_chars)
             if self._text_stream.ended_by is not None:
                 self.finish_reason = "stop"
                 break
@@ -396,5 +396,5 @@ class Generation:
         if text or tokens:
             self._text.append(text)
             self._tokens += tokens
-            logprobs = logprobs_of_rows(rows, tokens, self._n_top, self._vocab)
-            self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens), logprobs))
+            more = logprobs_of_rows(rows, tokens, self._n_top, self._vocab), tuple(ends)
+            self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens), *more))

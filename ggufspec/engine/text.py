@@ -23,13 +23,15 @@ class Chunk(NamedTuple):
     """A piece of the text; `drafted[i]` is true if token i was proposed by the draft.
 
     `text` may lag behind `tokens`, by part of a character or of a stop string. `logprobs` has one
-    entry per token if the generation was begun with `n_top`, else none.
+    entry per token if the generation was begun with `n_top`, else none. `ends[i]` is where token i
+    ends, in characters of the whole text; a character of several tokens belongs to the last one.
     """
 
     text: str
     tokens: tuple[int, ...]
     drafted: tuple[bool, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class TextStream:
 
     Holds back what is not certain yet: the first bytes of a character, and text that may be the
     start of a stop string. `ended_by` is the first stop string that is complete; it and all text
-    after it is never returned. `before`: the last bytes of the prompt; if they end inside a
-    character, the rest of its bytes is left out.
+    after it is never returned. `n_chars`: characters so far, also those held back. `before`: the
+    last bytes of the prompt; if they end inside a character, the rest of its bytes is left out.
     """
 
     def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
@@ -70,6 +72,7 @@ class TextStream:
         self._skips = bool(self._decoder.getstate()[0])
         self._decoder.reset()
         self._held = ""
+        self.n_chars = 0
         self.ended_by: str | None = None
 
     def push(self, data: bytes) -> str:
@@ -77,7 +80,9 @@ class TextStream:
         if self._skips:
             data = data.lstrip(_CONTINUATION)
             self._skips = not data
-        return self._release(self._decoder.decode(data))
+        text = self._decoder.decode(data)
+        self.n_chars += len(text)
+        return self._release(text)
 
     def finish(self) -> str:
         """The text that was still held back, without the bytes of an incomplete character."""

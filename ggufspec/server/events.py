@@ -13,13 +13,20 @@ from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.deltas import ChatParser
 
 
+class Echo(NamedTuple):
+    """A prompt as text, and where in it each of its tokens ends, in characters."""
+
+    text: str
+    ends: Sequence[int]
+
+
 @dataclass(frozen=True)
 class ParsedRequest:
     """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
 
     `n_top`: number of most likely tokens to report at each position; None: no logprobs.
-    `parser`: creates the parser of a text; None: the whole text is content. `echo`: texts of the
-    prompts, with which the responses begin; `writes`: whether generated text follows.
+    `parser`: creates the parser of a text; None: the whole text is content. `echo`: the prompts,
+    with which the responses begin; `writes`: whether generated text follows.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -28,16 +35,19 @@ class ParsedRequest:
     seed: int | None = None
     n_top: int | None = None
     parser: Callable[[], ChatParser] | None = None
-    echo: Sequence[str] | None = None
+    echo: Sequence[Echo] | None = None
     writes: bool = True
 
 
 class ChoiceDelta(NamedTuple):
+    """A chunk of a choice. `ends`: where each token ends, in characters of the choice's text."""
+
     choice_index: int
     text: str
     tokens: Sequence[int]
     drafted: Sequence[bool]
     logprobs: Sequence[TokenLogprobs]
+    ends: Sequence[int]
 
 
 class ChoiceFinished(NamedTuple):

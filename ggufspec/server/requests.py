@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -10,7 +11,8 @@ from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.server.events import ParsedRequest
+from ggufspec.llama.vocab import Vocab
+from ggufspec.server.events import Echo, ParsedRequest
 from ggufspec.server.formats.chat_format import format_of
 from ggufspec.server.formats.deltas import ChatParser
 from ggufspec.server.formats.grammar import GrammarMaker
@@ -60,7 +62,7 @@ def parse_request(
     body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
-    n, n_top, echo, plan = body.n or 1, None, None, AnswerPlan()
+    n, n_top, echoed, plan = body.n or 1, None, None, AnswerPlan()
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
         tools = _tools_of(body, engine)
@@ -85,8 +87,7 @@ def parse_request(
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
         n_top = body.logprobs
-        if body.echo:
-            echo = [each if isinstance(each, str) else text_of(each, engine) for each in prompts]
+        echoed = prompts if body.echo else None
         if not body.add_special_tokens:
             prompts = [
                 engine.vocab.tokenize(each, add_special=False, parse_special=True)
@@ -104,21 +105,41 @@ def parse_request(
     tokens = [engine.tokenize(prompt) for prompt in prompts]
     seed = options.seed if body.seed in (None, -1) else body.seed
     n_scored = sum(map(len, tokens)) * n * ((n_top or 0) + 1)
-    if echo is not None and n_top is not None and n_scored > _MOST_SCORED:
+    if echoed is not None and n_top is not None and n_scored > _MOST_SCORED:
         raise OptionError(
             f"'echo' with 'logprobs' would return {n_scored:,} log-probabilities, more than "
             f"{_MOST_SCORED:,}; send fewer prompts, or a smaller 'logprobs'"
         )
     writes = _limit_of(body) != 0
-    if not writes and echo is None:
+    if not writes and echoed is None:
         name = "max_tokens" if body.max_tokens == 0 else "max_completion_tokens"
         raise OptionError(f"{name} is 0; it must be at least 1, or -1, unless 'echo' is true")
+    echo = None
+    if echoed is not None:
+        echo = [echo_of(*each, engine.vocab) for each in zip(echoed, tokens, strict=True)]
     return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, writes)
 
 
 def text_of(tokens: Sequence[int], engine: Engine) -> str:
     """The text of token ids; control tokens have none."""
     return b"".join(map(engine.vocab.piece, tokens)).decode("utf-8", "replace")
+
+
+def echo_of(prompt: str | Sequence[int], tokens: Sequence[int], vocab: Vocab) -> Echo:
+    """A prompt as text, and the places of its tokens; control tokens of ids have no text."""
+    pieces = [vocab.piece(token) for token in tokens]
+    data = prompt.encode() if isinstance(prompt, str) else b"".join(pieces)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    at, n_chars, ends = 0, 0, []
+    for token, piece in zip(tokens, pieces, strict=True):
+        if not piece and data.startswith(name := vocab.shown(token), at):
+            piece = name
+        elif not data.startswith(piece, at):
+            piece = piece.removeprefix(b" ")  # that SentencePiece puts before a text
+        n_chars += len(decoder.decode(data[at : at + len(piece)]))
+        at += len(piece)
+        ends.append(n_chars)
+    return Echo(data.decode("utf-8", "replace"), ends)
 
 
 def _limit_of(body: GenerationBody) -> int | None:

@@ -22,6 +22,7 @@ from ggufspec.server.errors import ApiError, api_error_of, log_error, server_sto
 from ggufspec.server.events import (
     ChoiceDelta,
     ChoiceFinished,
+    Echo,
     ParsedRequest,
     RequestEnded,
     RequestEvent,
@@ -43,7 +44,8 @@ class RunningChoice:
     owner: TextRequest
     index: int
     generation: Generation
-    echo: str | None = None  # the prompt, which is sent first, with its log-probabilities
+    echo: Echo | None = None  # the prompt, which is sent first, with its log-probabilities
+    n_echoed: int = 0  # its characters
     has_tokens: bool = False
 
 
@@ -303,9 +305,10 @@ class EngineWorker:
         tokens, found = choice.owner.prompt_of(choice.index), generation.prompt_logprobs or ()
         if found and parsed.n_top is not None:
             self._scores.keep(tokens, parsed.n_top, found)
-        delta = ChoiceDelta(choice.index, choice.echo, tokens, [False] * len(tokens), found)
+        text, ends = choice.echo
+        delta = ChoiceDelta(choice.index, text, tokens, [False] * len(tokens), found, ends)
         self._events.append((choice.owner, delta))
-        choice.echo = None
+        choice.echo, choice.n_echoed = None, len(text)
         if not parsed.writes:
             generation.close()
             generation.finish_reason = "length"
@@ -321,7 +324,8 @@ class EngineWorker:
             if not choice.index and not choice.has_tokens:
                 self._metrics.time_to_first_token.observe(perf_counter() - request.arrived_at)
             choice.has_tokens = True
-            self._events.append((request, ChoiceDelta(choice.index, *chunk)))
+            ends = [choice.n_echoed + end for end in chunk.ends]
+            self._events.append((request, ChoiceDelta(choice.index, *chunk)._replace(ends=ends)))
         if generation.is_over:
             self._release(choice)
             self._events.append((request, ChoiceFinished(choice.index, generation.completion)))

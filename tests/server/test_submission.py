@@ -27,7 +27,7 @@ class FloodingWorker:
         self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None], run_soon: object
     ) -> object:
         for _ in range(1000):
-            on_event(ChoiceDelta(0, "a", (1,), (False,), ()))
+            on_event(ChoiceDelta(0, "a", (1,), (False,), (), (1,)))
         return self
 
     def cancel(self, queued: object) -> None:

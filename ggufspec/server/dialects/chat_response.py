@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import mul
 from typing import Any
 
 from ggufspec import __version__
-from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.server.dialects.shared import CHUNKS, Answer, logprob_entries, timings
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceDelta, ChoiceEvent, ParsedRequest
@@ -45,7 +44,6 @@ class CompletionRenderer:
 
     def add(self, event: ChoiceEvent) -> list[dict[str, Any]]:
         choice = self._choices[event.choice_index]
-        offset = 0 if self._is_chat else len(choice.text)
         deltas = [step.delta for step in choice.add(event)]
         tokens = event if isinstance(event, ChoiceDelta) else None
         if tokens and (self._with_drafted or self._with_logprobs or self._with_tokens):
@@ -53,7 +51,7 @@ class CompletionRenderer:
         chunks = self._role_chunks(choice) if deltas or not tokens else []
         # If there are several chunks, the first has the log-probabilities and tokens.
         for i, delta in enumerate(deltas):
-            chunks.append(self._part_chunk(choice, delta, None if i else tokens, offset))
+            chunks.append(self._part_chunk(choice, delta, None if i else tokens))
         if not tokens:
             last = self._choice(choice, {}, finish_reason=choice.finish_reason)
             chunks.append(self._chunk([last], choice.statistics() | {"drafted": []}))
@@ -113,7 +111,7 @@ class CompletionRenderer:
     def _body_of(self, choice: Answer) -> dict[str, Any]:
         body: dict[str, Any] = {
             "index": choice.index,
-            "logprobs": self._logprobs(choice.logprobs, 0),
+            "logprobs": self._logprobs(choice, len(choice.logprobs)),
             "finish_reason": choice.finish_reason,
         }
         if self._with_tokens:
@@ -136,11 +134,11 @@ class CompletionRenderer:
         return {**body, "message": message}
 
     def _part_chunk(
-        self, choice: Answer, part: ChatDelta, event: ChoiceDelta | None, offset: int
+        self, choice: Answer, part: ChatDelta, event: ChoiceDelta | None
     ) -> dict[str, Any]:
         """A chunk with a piece of text, and the tokens' details of an event."""
         found = {"tokens": list(event.tokens) if event else []} if self._with_tokens else {}
-        logprobs = self._logprobs(event.logprobs if event else [], offset)
+        logprobs = self._logprobs(choice, len(event.logprobs) if event else 0)
         drafted = {"drafted": list(event.drafted)} if event else None
         made = self._choice(choice, _delta_body(part), logprobs=logprobs, **found)
         return self._chunk([made], drafted)
@@ -169,15 +167,14 @@ class CompletionRenderer:
             chunk["ggufspec"] = statistics or {"drafted": []}
         return chunk
 
-    def _logprobs(self, found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Answer, n: int) -> dict[str, Any] | None:
+        """Those of the last `n` tokens of a choice."""
         if not self._with_logprobs:
             return None
+        first = len(choice.logprobs) - n
+        found = choice.logprobs[first:]
         if self._is_chat:
             return {"content": logprob_entries(found), "refusal": None}
-        offsets = []
-        for each in found:
-            offsets.append(offset)
-            offset += len(each.chosen.data.decode("utf-8", "replace"))
         return {
             "tokens": [each.chosen.text for each in found],
             "token_logprobs": [each.chosen.logprob for each in found],
@@ -188,7 +185,7 @@ class CompletionRenderer:
                 else {top.text: top.logprob for top in each.top[::-1]}
                 for each in found
             ],
-            "text_offset": offsets,
+            "text_offset": choice.starts[first:],
         }
 
 

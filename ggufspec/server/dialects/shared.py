@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +17,13 @@ from ggufspec.decoding.stats import Stats
 from ggufspec.engine.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceEvent, ChoiceFinished
-from ggufspec.server.formats.deltas import ChatDelta, ChatParser, ContentDelta, ReasoningDelta
+from ggufspec.server.formats.deltas import (
+    CallDelta,
+    ChatDelta,
+    ChatParser,
+    ContentDelta,
+    ReasoningDelta,
+)
 from ggufspec.server.schema import ChatRequest, GenerationBody
 from ggufspec.server.strict_json import sent_arguments
 
@@ -88,6 +96,16 @@ class Part:
         return found
 
 
+class _Token(NamedTuple):
+    start: int  # in characters of the text
+    end: int
+    logprobs: TokenLogprobs | None
+
+
+def _logprobs_of(tokens: Sequence[_Token]) -> list[TokenLogprobs]:
+    return [token.logprobs for token in tokens if token.logprobs is not None]
+
+
 class Step(NamedTuple):
     """An addition to `part`, which contains it already; `is_first`: a new part begins with it."""
 
@@ -112,15 +130,18 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # of the tokens, in characters
     stats: Stats = field(init=False)
-    _unsaid: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text has not come
+    _n_said: int = 0  # characters that have come
+    _end: int = 0  # of the last token
+    _unsaid: list[_Token] = field(default_factory=list)  # those whose text has not come
 
     def add(self, event: ChoiceEvent) -> list[Step]:
         """Add an event of this choice; returns its additions to the parts."""
         if isinstance(event, ChoiceFinished):
             steps = self._take(self.parser.finish() if self.parser else [])
             if self.parts and self.parts[-1].kind == "text":
-                self.parts[-1].logprobs += self._unsaid
+                self.parts[-1].logprobs += _logprobs_of(self._unsaid)
             self.stats = event.completion.stats
             self.finish_reason, self.stop = event.completion.finish_reason, event.completion.stop
             if self.calls and self.finish_reason == "stop" and not self.is_stopped_in_call:
@@ -129,12 +150,15 @@ class Answer:
         self.tokens += event.tokens
         self.drafted += event.drafted
         self.logprobs += event.logprobs
-        deltas: list[ChatDelta] = [ContentDelta(event.text)] if event.text else []
+        *starts, self._end = self._end, *event.ends
+        self.starts += starts
+        self._unsaid += map(_Token, starts, event.ends, event.logprobs or repeat(None))
         if self.parser:
-            deltas = self.parser.push(event.text)
-        if deltas and all(isinstance(delta, ReasoningDelta) for delta in deltas):
-            self.n_reasoning_tokens += len(event.tokens)
-        return self._take(deltas, event.logprobs)
+            return self._take(self.parser.push(event.text))
+        if not event.text:
+            return []
+        start, self._n_said = self._n_said, self._n_said + len(event.text)
+        return self._take([ContentDelta(event.text, start, self._n_said)])
 
     @property
     def text(self) -> str:
@@ -168,24 +192,27 @@ class Answer:
             "generation_seconds": self.stats.seconds.generation,
         }
 
-    def _take(
-        self, deltas: Sequence[ChatDelta], logprobs: Sequence[TokenLogprobs] = ()
-    ) -> list[Step]:
+    def _take(self, deltas: Sequence[ChatDelta]) -> list[Step]:
         steps: list[Step] = []
-        self._unsaid += logprobs
         for delta in deltas:
             n_before = len(self.parts)
             part = self._part_of(delta)
             part.text += delta.text
-            # Log-probabilities go with the first text that comes with their tokens, or later.
+            tokens = [] if isinstance(delta, CallDelta) else self._tokens_of(delta)
             found: list[TokenLogprobs] = []
             if part.kind == "text":
-                found, self._unsaid = self._unsaid, found
+                found = _logprobs_of(tokens)
+            else:
+                self.n_reasoning_tokens += len(tokens)
             part.logprobs += found
             steps.append(Step(delta, part, len(self.parts) > n_before, found))
-        if deltas:
-            self._unsaid = []
         return steps
+
+    def _tokens_of(self, delta: ContentDelta | ReasoningDelta) -> list[_Token]:
+        """The tokens with a character in `delta`; those before, of marks and calls, are dropped."""
+        n = bisect_left(self._unsaid, delta.end, key=lambda token: token.start)
+        before, self._unsaid = self._unsaid[:n], self._unsaid[n:]
+        return [token for token in before if max(token.end, token.start + 1) > delta.start]
 
     def _part_of(self, delta: ChatDelta) -> Part:
         if isinstance(delta, (ContentDelta, ReasoningDelta)):

@@ -22,11 +22,19 @@ _SCALAR = re.compile(r"[^\s,\]})]*")
 
 
 class ContentDelta(NamedTuple):
+    """More of the content. `start`, `end`: where it was written, in characters of the text."""
+
     text: str
+    start: int = 0
+    end: int = 0
 
 
 class ReasoningDelta(NamedTuple):
+    """More of the reasoning; its fields are those of ContentDelta."""
+
     text: str
+    start: int = 0
+    end: int = 0
 
 
 class CallDelta(NamedTuple):
@@ -67,10 +75,7 @@ class Deltas:
     def take(self) -> list[ChatDelta]:
         """Returns and removes the collected deltas; adjacent ones of one part are joined."""
         found, self._found = self._found, []
-        return [
-            first._replace(text="".join([first.text, *(each.text for each in more)]))
-            for _, (first, *more) in groupby(found, _part_of)
-        ]
+        return [_joined(list(together)) for _, together in groupby(found, _part_of)]
 
     def content(self, text: str) -> None:
         self._add(ContentDelta, text)
@@ -85,7 +90,9 @@ class Deltas:
         kept = text.rstrip()
         if kept:
             self._skips_spaces = False
-            self._found.append(kind("".join([*self._spaces, kept])))
+            found = "".join([*self._spaces, kept])
+            end = self._reader.n_read - len(text) + len(kept)
+            self._found.append(kind(found, end - len(found), end))
             self._spaces.clear()
         if len(kept) < len(text):
             self._spaces.append(text[len(kept) :])
@@ -103,7 +110,8 @@ class Deltas:
     def finish(self) -> None:
         """End the text: white space at the end is content."""
         if self._spaces and self.has_content:
-            self._found.append(ContentDelta("".join(self._spaces)))
+            text, end = "".join(self._spaces), self._reader.n_read
+            self._found.append(ContentDelta(text, end - len(text), end))
 
     def begin(self, name: str, id: str | None) -> None:
         self.part()
@@ -141,6 +149,7 @@ class ChatParser:
         self._reader, self._deltas, self._steps = reader, deltas, steps
         next(steps)
         self.push(begun)
+        reader.n_dropped -= len(begun)
         deltas.restart()
 
     def push(self, text: str) -> list[ChatDelta]:
@@ -166,6 +175,14 @@ def _part_of(delta: ChatDelta) -> tuple[type, int]:
     return type(delta), delta.call_index if isinstance(delta, CallDelta) else 0
 
 
+def _joined(deltas: Sequence[ChatDelta]) -> ChatDelta:
+    """Adjacent deltas of one part as one."""
+    first, last, text = deltas[0], deltas[-1], "".join([each.text for each in deltas])
+    if isinstance(first, CallDelta) or isinstance(last, CallDelta):
+        return first._replace(text=text)
+    return first._replace(text=text, end=last.end)
+
+
 class NoCallError(Exception):
     """The text that looked like a call is content."""
 
@@ -179,6 +196,7 @@ class Reader:
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
+        self.n_dropped = 0  # characters before `text`
         self.is_over = False  # the text is complete
         self._kept: int | None = None
 
@@ -186,6 +204,7 @@ class Reader:
         start = self.at if self._kept is None else self._kept
         self.text = self.text[start:] + text
         self.at -= start
+        self.n_dropped += start
         if self._kept is not None:
             self._kept = 0
 
@@ -205,6 +224,11 @@ class Reader:
     def n_kept(self) -> int:
         """Number of kept characters before the current place."""
         return 0 if self._kept is None else self.at - self._kept
+
+    @property
+    def n_read(self) -> int:
+        """Number of characters before the current place, dropped ones included."""
+        return self.n_dropped + self.at
 
     def spaces(self) -> Steps[None]:
         while (yield from self.matching(SPACES)):
@@ -249,14 +273,15 @@ class Reader:
         while True:
             match = marks.regex.search(self.text, self.at) if marks.regex else None
             if match and (self.is_over or not marks.may_be_longer(self.text, match)):
-                write(self.text[self.at : match.start()])
+                text, self.at = self.text[self.at : match.start()], match.start()
+                write(text)
                 self.at = match.end()
                 return match[0]
             end = match.start() if match else len(self.text)
             if not match and not self.is_over:
                 end -= marks.n_begun(self.text, self.at)
-            write(self.text[self.at : end])
-            self.at = end
+            text, self.at = self.text[self.at : end], end
+            write(text)
             if self.is_over:
                 return None
             yield
