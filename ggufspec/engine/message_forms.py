@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any
 
-from ggufspec.engine.template_probe import COMPLETE, Message, TemplateProbe, Tools, parts_of
+from ggufspec.engine.template_probe import (
+    COMPLETE,
+    Message,
+    TemplateProbe,
+    Tools,
+    other_role,
+    parts_of,
+)
 from ggufspec.errors import PromptError
 
 _N_ID = 9  # letters and digits of a call's id in Mistral's templates
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _INSTRUCTIONS = ("system", "developer")
 _FILLERS = ("", " ")  # contents without text; some templates refuse the first
+# Roles between which one may be missing.
+_PAIRS = {("tool", "user"), *((each, "assistant") for each in ("", *_INSTRUCTIONS))}
 
 
 class MessageForms:
@@ -28,18 +39,26 @@ class MessageForms:
         _check(messages)
         made: list[Message] = []
         rest = [self._message(message) for message in self._with_ids(self._in_turns(messages))]
-        while rest:
-            message = rest.pop(0)
-            calls = message.get("tool_calls", ())
+        at = 0
+        while at < len(rest):
+            message, calls = rest[at], rest[at].get("tool_calls", ())
+            at += 1
             if len(calls) < 2 or self._probe.takes_calls(n=2) or not self._probe.takes_calls():
                 made.append(message)
                 continue
             # A message for each call, with its result behind it, where only one is written.
+            results = [*takewhile(lambda message: message["role"] == "tool", rest[at:])]
+            of_call = defaultdict[str, deque[Message]](deque)
+            for result in results:
+                of_call[str(result["tool_call_id"])].append(result)
             for i, call in enumerate(calls):
                 later = {"role": message["role"], "content": self._empty(None)}
                 made.append({**(later if i else message), "tool_calls": [call]})
-                if (at := _result_of(call, rest)) is not None:
-                    made.append(rest.pop(at))
+                if mine := of_call[str(call["id"])]:
+                    made.append(mine.popleft())
+            left = {id(result) for waiting in of_call.values() for result in waiting}
+            made += [result for result in results if id(result) in left]
+            at += len(results)
         return made
 
     def tools(self, tools: Tools) -> list[Mapping[str, object]]:
@@ -66,30 +85,30 @@ class MessageForms:
         later ones become a reminder in a message of the user; messages of one role are joined;
         a message without text stands where a turn is missing.
         """
-        made: list[dict[str, Any]] = []
+        turns: list[list[dict[str, Any]]] = []  # messages that become one
         is_start, is_told = True, False  # only instructions so far; the last one is the user's
         for given in messages:
             message = {key: value for key, value in given.items() if value is not None}
             if message["role"] == "developer" and not self._takes_developer():
                 message["role"] = "system"
-            before, was_told, is_told = made[-1]["role"] if made else "", is_told, False
+            before, was_told, is_told = turns[-1][0]["role"] if turns else "", is_told, False
             if message["role"] not in _INSTRUCTIONS:
                 is_start = False
             elif not self._may_follow(before, message["role"]):
                 if before in _INSTRUCTIONS:
-                    made[-1] = _joined(made[-1], message)
+                    turns[-1].append(message)
                     continue
                 message, is_told = _of_user(message, is_start=is_start), True
             role = message["role"]
             if role != before or role not in ("user", "assistant"):
-                made += self._filler(before, role)
-            elif "tool_calls" not in {*message, *made[-1]} and (
+                turns += [[filler] for filler in self._filler(before, role)]
+            elif "tool_calls" not in {*message, *turns[-1][0]} and (
                 was_told or is_told or not self._may_follow(before, role)
             ):
-                made[-1] = _joined(made[-1], message)
+                turns[-1].append(message)
                 continue
-            made.append(message)
-        return made
+            turns.append([message])
+        return [_joined(together) for together in turns]
 
     def _takes_developer(self) -> bool:
         return self._names_developer and self._probe.takes("developer")
@@ -100,13 +119,11 @@ class MessageForms:
 
     def _filler(self, before: str, role: str) -> list[dict[str, Any]]:
         """The message that has to stand between these roles, if one has to, and one helps."""
-        missing = {("tool", "user"): "assistant"}
-        missing |= {(each, "assistant"): "user" for each in ("", *_INSTRUCTIONS)}
         takes = self._probe.takes_after
-        if (before, role) not in missing or takes(before, role):
+        if (before, role) not in _PAIRS or takes(before, role):
             return []
-        fillers = ({"role": missing[before, role], "content": each} for each in _FILLERS)
-        return [each for each in fillers if takes(before, role, filler=each)][:1]
+        contents = [each for each in _FILLERS if takes(before, role, filler=each)]
+        return [{"role": other_role(role), "content": each} for each in contents[:1]]
 
     def _with_ids(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages whose calls have ids that the template allows, and results those of their calls.
@@ -114,24 +131,18 @@ class MessageForms:
         A result without an id belongs to the first call of its function that has no result yet.
         """
         made: list[dict[str, Any]] = []
-        waiting: list[_Call] = []  # without a result
-        n_calls = 0
+        waiting = _WaitingCalls()
         for message in messages:
             if calls := message.get("tool_calls"):
-                found = []
+                named = []
                 for call in calls:
                     given, name = call.get("id"), _name_of(call)
-                    found.append(_Call(given, name, self._id(given, name, n_calls)))
-                    n_calls += 1
-                waiting += found
-                named = [{**call, "id": each.id} for call, each in zip(calls, found, strict=True)]
+                    named.append({**call, "id": self._id(given, name, waiting.n_calls)})
+                    waiting.add(given, name, named[-1]["id"])
                 message = {**message, "tool_calls": named}
             elif message["role"] == "tool":
                 given, name = message.get("tool_call_id"), str(message.get("name", ""))
-                mine = _call_of(given, name, waiting)
-                if mine is not None:
-                    waiting.remove(mine)
-                id = mine.id if mine else self._id(given, name, n_calls)
+                id = waiting.take(given, name) or self._id(given, name, waiting.n_calls)
                 message = {**message, "tool_call_id": id}
             made.append(message)
         return made
@@ -203,19 +214,32 @@ class MessageForms:
         return not takes("a", reasoning="b") and takes("", reasoning="b")
 
 
-class _Call(NamedTuple):
-    given: Any  # the id that it came with
-    name: str
-    id: Any  # the one that the template gets
+class _WaitingCalls:
+    """The calls that have no result yet."""
 
+    def __init__(self) -> None:
+        self.n_calls = 0
+        self._answered: set[int] = set()  # numbers of calls
+        # Numbers of calls and their ids for the template, by the ids that came, and by name.
+        self._of_id = defaultdict[str, deque[tuple[int, Any]]](deque)
+        self._of_name = defaultdict[str, deque[tuple[int, Any]]](deque)
+        self._all: deque[tuple[int, Any]] = deque()
 
-def _call_of(given: Any, name: str, waiting: Sequence[_Call]) -> _Call | None:
-    """The call that a result with this id and name belongs to."""
-    if given:
-        ways = (lambda call: call.given == given, lambda call: not call.given)
-    else:
-        ways = (lambda call: call.name == name, lambda call: True)
-    return next((call for is_mine in ways for call in waiting if is_mine(call)), None)
+    def add(self, given: Any, name: str, id: Any) -> None:
+        for calls in (self._of_id[str(given or "")], self._of_name[name], self._all):
+            calls.append((self.n_calls, id))
+        self.n_calls += 1
+
+    def take(self, given: Any, name: str) -> Any:
+        """The id of the call that a result with this id and name belongs to; None: of none."""
+        ways = (self._of_id[str(given)], self._of_id[""])
+        for calls in ways if given else (self._of_name[name], self._all):
+            while calls:
+                number, id = calls.popleft()
+                if number not in self._answered:
+                    self._answered.add(number)
+                    return id
+        return None
 
 
 def _name_of(call: Mapping[str, Any]) -> str:
@@ -231,18 +255,15 @@ def _of_user(instruction: Mapping[str, Any], *, is_start: bool) -> dict[str, Any
     return {"role": "user", "content": text}
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two messages of one role as one, their texts as paragraphs."""
-    made = {**second, **first}
-    for key in ("content", *_REASONING):
-        both = [message[key] for message in (first, second) if message.get(key)]
-        if len(both) == 2:
-            is_text = all(isinstance(each, str) for each in both)
-            made[key] = (
-                "\n\n".join(both) if is_text else [p for each in both for p in _listed(each)]
-            )
-        elif both:
-            made[key] = both[0]
+def _joined(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Messages of one role as one, their texts as paragraphs."""
+    made = {key: value for message in reversed(messages) for key, value in message.items()}
+    for key in ("content", *_REASONING) if len(messages) > 1 else ():
+        texts = [message[key] for message in messages if message.get(key)]
+        if texts and all(isinstance(text, str) for text in texts):
+            made[key] = "\n\n".join(texts)
+        elif texts:
+            made[key] = [part for text in texts for part in _listed(text)]
     return made
 
 
@@ -253,16 +274,6 @@ def _listed(content: Any) -> list[Any]:
 def _text(content: Any) -> str:
     """The text of a content; several parts are joined as lines."""
     return "\n".join(part["text"] for part in _listed(content))
-
-
-def _result_of(call: Any, messages: Sequence[Message]) -> int | None:
-    """Where the result of a call is, among the results that `messages` begin with."""
-    for at, message in enumerate(messages):
-        if message["role"] != "tool":
-            return None
-        if message.get("tool_call_id") == call.get("id"):
-            return at
-    return None
 
 
 def _check(messages: Sequence[Message]) -> None:

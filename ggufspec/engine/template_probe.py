@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
 
 from ggufspec.errors import PromptError
 
@@ -29,14 +30,33 @@ class LimitError(PromptError):
     """A template exceeded a limit of time or memory."""
 
 
+_Asked = ParamSpec("_Asked")
+_Ask = Callable[Concatenate["TemplateProbe", _Asked], bool]
+
+
+def _once(ask: _Ask[_Asked]) -> _Ask[_Asked]:
+    """A question whose answer is kept by its arguments."""
+
+    @wraps(ask)
+    def answer(self: TemplateProbe, /, *args: _Asked.args, **named: _Asked.kwargs) -> bool:
+        key = (ask.__name__, args, *named.items())
+        if key not in self.known:
+            self.known[key] = ask(self, *args, **named)
+        return self.known[key]
+
+    return answer
+
+
 class TemplateProbe:
     """Answers questions about one template; each is tried once."""
 
     def __init__(self, render: Callable[[Sequence[Message], Tools], str]) -> None:
         """`render` raises PromptError where the template does not allow something."""
         self._render = render
-        self._answers: dict[str, bool] = {}
+        self._answers: dict[str, bool] = {}  # by conversation
+        self.known: dict[tuple[object, ...], bool] = {}  # by question
 
+    @_once
     def takes(self, role: str, *, in_parts: bool = False) -> bool:
         """Whether the template writes a content of this kind: a text, or parts."""
         said = {"role": role, "content": parts_of("", _NEEDLE) if in_parts else _NEEDLE}
@@ -50,10 +70,11 @@ class TemplateProbe:
             messages = [said] if role == "user" else [said, _USER]
         return self._writes(messages)
 
-    def takes_after(self, before: str, role: str, *, filler: Message | None = None) -> bool:
+    @_once
+    def takes_after(self, before: str, role: str, *, filler: str | None = None) -> bool:
         """Whether the template writes a message behind one of the role `before` ("": at the start).
 
-        `filler`: a message between the two.
+        `filler`: content of a message between the two, of the other role in a conversation.
         """
         begun: list[Message] = [{"role": before, "content": "a"}] if before else []
         if before == "assistant":
@@ -63,12 +84,16 @@ class TemplateProbe:
         in_parts = not self.takes(role) and self.takes(role, in_parts=True)
         said = {"role": role, "content": parts_of(_NEEDLE) if in_parts else _NEEDLE}
         last = [] if role == "user" else [_USER]
-        return self._writes([*begun, *([filler] if filler else []), said, *last])
+        if filler is not None:
+            begun = [*begun, {"role": other_role(role), "content": filler}]
+        return self._writes([*begun, said, *last])
 
+    @_once
     def takes_calls(self, *, call_id: str = _ID, n: int = 1) -> bool:
         """Whether calls are written beside one of the empty contents."""
         return any(self.takes_call(content, call_id=call_id, n=n) for content in ("", None))
 
+    @_once
     def takes_call(
         self, content: str | None, *, reasoning: str = "", call_id: str = _ID, n: int = 1
     ) -> bool:
@@ -77,6 +102,7 @@ class TemplateProbe:
         arguments = [*[empty] * (n - 1), filled]
         return self._writes(_called(arguments, content, reasoning, call_id))
 
+    @_once
     def takes_objects(self) -> bool:
         """Whether the arguments of calls are objects; else they are JSON text."""
 
@@ -85,6 +111,7 @@ class TemplateProbe:
 
         return writes(_ARGUMENTS) or not writes(_TEXT)
 
+    @_once
     def takes_name_from_id(self) -> bool:
         """Whether a call's id is written, but not its name, which the id then has to contain."""
         empty = {} if self.takes_objects() else "{}"
@@ -94,6 +121,7 @@ class TemplateProbe:
 
         return self.takes_calls() and not writes(name=_NEEDLE) and writes(call_id=_NEEDLE)
 
+    @_once
     def takes_bare_tool(self) -> bool:
         """Whether a tool needs neither description nor parameters."""
         return self._writes([_USER], [{"type": "function", "function": {"name": _NEEDLE}}])
@@ -116,6 +144,11 @@ class TemplateProbe:
             raw = any(each in text for each in _RAW)
             self._answers[key] = _NEEDLE in text and not raw
         return self._answers[key]
+
+
+def other_role(role: str) -> str:
+    """The user's for the assistant's, and the assistant's for the user's."""
+    return "user" if role == "assistant" else "assistant"
 
 
 def parts_of(*texts: str) -> list[dict[str, str]]:

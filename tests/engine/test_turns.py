@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,6 +122,22 @@ def test_a_joined_last_message_is_continued(render: Any) -> None:
     messages = messages_of((U, "a"), (A, "b"), (A, "c"))
     text = render(ALTERNATES, messages, continue_final_message=True)
     assert text == "[user:a][assistant:b\n\nc"
+
+
+def test_long_conversations_take_linear_time(render: Any) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    n = 8000
+    calls = [{**call, "id": str(i)} for i in range(n)]
+    results = [{"role": "tool", "content": "", "tool_call_id": str(n - i)} for i in range(n)]
+    said: Message = {"role": A, "content": "", "tool_calls": calls}
+    single = (
+        "{% for m in messages %}{% for c in (m.tool_calls or [])[:1] %}{{ c.function.name }}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    began = time.process_time()
+    render(ALTERNATES, [{"role": U, "content": "x" * 20}] * 40_000)
+    render(single, [*messages_of((U, "a")), said, *results])
+    assert time.process_time() - began < 2  # some 0.3 s; quadratic: more than 10 s
 
 
 def test_what_no_order_helps_is_refused(render: Any) -> None:
