@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -72,9 +72,7 @@ class Generation:
         self.session: LlamaSession  # of the target, once it has begun
         self.chunks: deque[Chunk] = deque()  # not yet taken by the caller
         self.rounds: list[Round] = []
-        self.lock = pair.lock
-        self._pair = pair
-        self._n_top = n_top
+        self.lock, self._pair, self._n_top = pair.lock, pair, n_top
         self.n_prompt = len(tokens)
         # Log-probabilities of the prompt's tokens that are known; all are, before the text begins.
         self.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
@@ -94,8 +92,7 @@ class Generation:
         self._repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
         self._progress = options.progress if progress is None else progress
         in_blocks = rules.known(options.verify) == "traversal"
-        self._policy = LengthPolicy()
-        self._policy_of_draft = LengthPolicy()
+        self._policy, self._policy_of_draft = LengthPolicy(), LengthPolicy()
         if options.tree == "on":
             self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
         if options.n_draft == "auto" and drafter_name != "none":
@@ -158,8 +155,10 @@ class Generation:
                 self._finish()
             else:
                 assert isinstance(step, Ask)
-                n_read = self.reading.n_left
-                self._asked = step._replace(n_read=n_read) if n_read else step
+                if not self.rounds and (row := self._lease.row_for(step)) is not None:
+                    self.answer(Scored(row, 0.0))
+                    return None
+                self._asked = step._replace(n_read=self.reading.n_left)
         except BaseException:
             self.end()
             raise
@@ -176,9 +175,11 @@ class Generation:
                 self.reading.end()
                 self._end_reading()
                 scored = scored._replace(seconds=0.0)
+            assert scored.logits is not None
+            if not self.rounds:
+                self._lease.keep_row(self._all_tokens, scored.logits)
             round_ = self._loop.send(scored)
             assert isinstance(round_, Round)
-            assert scored.logits is not None
             self._policy.observe_round(round_)
             self.rounds.append(round_)
             self._write(round_, scored.logits)
@@ -246,7 +247,6 @@ class Generation:
     @property
     def completion(self) -> Completion:
         """Text, tokens and statistics so far; the time in llama_decode once it is over."""
-        notes: Mapping[str, float] = getattr(self._drafter, "notes", dict)()
         stats = summarize(
             self.rounds,
             n_prompt=self.n_prompt,
@@ -255,7 +255,7 @@ class Generation:
             prompt_seconds=self._prompt_seconds,
             generation_seconds=self._ended_at - self._started_at,
             decode_seconds=self._decode_seconds,
-            notes=notes,
+            notes=getattr(self._drafter, "notes", dict)(),
         )
         text, tokens, stop = "".join(self._text), tuple(self._tokens), self._text_stream.ended_by
         advice, experts = self._policy.advice(), self._pair.target.model.experts

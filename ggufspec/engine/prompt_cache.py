@@ -5,9 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ggufspec.common import defaults
-from ggufspec.decoding.types import token_array
+from ggufspec.decoding.types import Logits, token_array
 from ggufspec.llama.devices import free_memory
 from ggufspec.llama.saved_text import SavedText
 
@@ -16,16 +17,25 @@ _RATE = 0.3  # weight of a new measurement of copying or reading
 _N_TIMED = 32  # minimum prompt tokens for a measurement of reading
 
 
+class PromptRow(NamedTuple):
+    """A prompt, and the target's logits (1, n_vocab) after it."""
+
+    prompt: array[int]
+    logits: Logits
+
+
 @dataclass(frozen=True, eq=False)
 class CachedText:
     """Copies of a text's state in the sessions of a slot: target, draft, draft of the draft."""
 
     tokens: array[int]  # of the target
     saved: Sequence[SavedText | None]
+    row: PromptRow | None = None
 
     @property
     def n_bytes(self) -> int:
-        return sum(each.n_bytes for each in self.saved if each is not None)
+        n_row = self.row.logits.nbytes if self.row is not None else 0
+        return n_row + sum(each.n_bytes for each in self.saved if each is not None)
 
     def n_usable(self, tokens: Sequence[int]) -> int:
         """Length of the prefix of `tokens` that the target need not decode with this copy."""

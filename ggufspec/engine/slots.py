@@ -11,8 +11,8 @@ from time import perf_counter
 from weakref import WeakSet
 
 from ggufspec.common.failures import log_failure
-from ggufspec.decoding.types import Logits, Session, token_array
-from ggufspec.engine.prompt_cache import CachedText, PromptCache
+from ggufspec.decoding.types import Ask, Logits, Session, token_array
+from ggufspec.engine.prompt_cache import CachedText, PromptCache, PromptRow
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head, HeadSession
@@ -46,6 +46,7 @@ class Slot:
     used_at: int = 0  # the clock at its last use
     n_prompt: int = 0  # tokens of its last prompt
     text: array[int] | None = None  # its last text with the prompt; None: not finished
+    row: PromptRow | None = None  # of its last prompt
 
     @property
     def sessions(self) -> Sequence[DraftSession | None]:
@@ -64,7 +65,8 @@ class Slot:
     @property
     def n_bytes(self) -> int:
         """Bytes of a copy of its cells and checkpoints, about. Raises ClosedError."""
-        return sum(session.n_bytes for session in self.sessions if session is not None)
+        n_row = self.row.logits.nbytes if self.row is not None else 0
+        return n_row + sum(each.n_bytes for each in self.sessions if each is not None)
 
     @property
     def last_text(self) -> array[int]:
@@ -78,7 +80,7 @@ class Slot:
         """
         text = self.last_text if text is None else text
         saved = [session.save(text) if session is not None else None for session in self.sessions]
-        return CachedText(saved[0].tokens, saved) if saved[0] is not None else None
+        return CachedText(saved[0].tokens, saved, self.row) if saved[0] is not None else None
 
     def read(self, tokens: Sequence[int]) -> None:
         """Have target and drafts process a text. Raises DecodeError, ClosedError."""
@@ -91,14 +93,14 @@ class Slot:
 
     def restore(self, text: CachedText) -> None:
         """Replace the slot's state by a saved text. Raises DecodeError, ClosedError."""
-        self.text = None
+        self.text, self.row = None, text.row
         for session, saved in zip(self.sessions, text.saved, strict=True):
             if session is not None:
                 session.restore(saved)
 
     def forget(self) -> None:
         """Empty the slot. Raises ClosedError."""
-        self.text = None
+        self.text = self.row = None
         for session in self.sessions:
             if session is not None:
                 session.forget()
@@ -129,6 +131,8 @@ class Slots:
         ]
         self.drafts_blocks = isinstance(draft, Head) and draft.facts.block is not None
         self._can_borrow = target.can_share_passes
+        # A head needs the hidden state of a prompt's last token; exact passes repeat anyway.
+        self.keeps_rows = not isinstance(draft, Head) and not target.options.is_exact
         self.clock = count(1)  # gives values of used_at
         self.cache = cache or PromptCache(0)
 
@@ -264,6 +268,22 @@ class SlotLease:
             slot.text = text
             slot.leases.discard(self)
             slot.used_at = next(self._slots.clock)
+
+    def keep_row(self, prompt: array[int], logits: Logits) -> None:
+        """Keep a copy of the logits after a prompt: the first of `logits`."""
+        if self._slots.keeps_rows:
+            self.slot.row = PromptRow(prompt[:], logits[:1].copy())
+
+    def row_for(self, first: Ask) -> Logits | None:
+        """The logits (1, n_vocab) for a text's first Ask, if it repeats a prompt without a draft.
+
+        A pass over the prompt's last token alone rounds differently, and can change greedy texts.
+        """
+        row = self.slot.row
+        if row is None or first.draft or row.prompt != first.tokens:
+            return None
+        is_held = self.slot.target.n_common(row.prompt) == len(row.prompt)
+        return row.logits if is_held else None
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """The draft's logits: see decoding.types.Session."""
