@@ -117,12 +117,9 @@ std::vector<float> product(ggml::Tensor & weights, int op_code, int n_threads) {
 }
 
 void products() {
-    require(matmul::kNumInstructions > 0, "this processor has kernels");
-    const matmul::Instructions * found = nullptr;
-    for (size_t i = 0; i < matmul::kNumInstructions && !found; i++)
-        found = matmul::find_instructions(matmul::kInstructions[i]->name);
-    if (found == nullptr) return;
-    matmul::register_buffer_type(functions(), *found);
+    const std::vector<const matmul::Instructions *> found = matmul::supported_instructions();
+    if (found.empty()) return;
+    matmul::register_buffer_type(functions(), *found[0]);
     ggml::Tensor weights = tensor(kQ4_0, kBlockBytes, {kColumns, kRows, kExperts}, memory.data());
     std::vector<uint8_t> file(weights.nb[3]);
     for (size_t i = 0; i < file.size(); i++) file[i] = i % kBlockBytes == 1 ? 0x2c : uint8_t(i * 7);

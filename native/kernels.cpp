@@ -164,7 +164,7 @@ double second_of(const Softmax & target, float a, const Softmax & draft, float b
 }  // namespace
 
 extern const Kernels GGUFSPEC_KERNELS;
-const Kernels GGUFSPEC_KERNELS = {
+constexpr Kernels GGUFSPEC_KERNELS = {
     GGUFSPEC_INSTRUCTIONS,
     largest_of,
     only_index_of,

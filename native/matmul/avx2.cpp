@@ -9,10 +9,6 @@ struct Avx2 : Avx2Base {
     static constexpr int kMost = 6;  // more rows do not fit into 16 registers
     static constexpr bool kSigned = true;
 
-    static bool supported() {
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    }
-
     template <int N, int Largest>
     static Ints dot(const Ints * codes, const int8_t * values, int32_t start) {
         const Ints ones = _mm256_set1_epi16(1);
@@ -44,6 +40,6 @@ struct Avx2 : Avx2Base {
 }  // namespace
 
 extern const Instructions avx2;
-const Instructions avx2 = instructions<Avx2>();
+constexpr Instructions avx2 = instructions<Avx2>();
 
 }  // namespace ggufspec::matmul

@@ -13,11 +13,6 @@ struct Avx512Vnni {
     using Ints = __m512i;
     using Floats = __m512;
 
-    static bool supported() {
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512vnni");
-    }
-
     static Ints load(const uint8_t * from) { return _mm512_loadu_si512(from); }
     template <int Shift, int Mask>
     static Ints field(Ints x) {
@@ -93,6 +88,6 @@ struct Avx512Vnni {
 }  // namespace
 
 extern const Instructions avx512_vnni;
-const Instructions avx512_vnni = instructions<Avx512Vnni>();
+constexpr Instructions avx512_vnni = instructions<Avx512Vnni>();
 
 }  // namespace ggufspec::matmul

@@ -9,10 +9,6 @@ struct AvxVnni : Avx2Base {
     static constexpr int kMost = 6;
     static constexpr bool kSigned = false;
 
-    static bool supported() {
-        return __builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    }
-
     template <int N, int>
     static Ints dot(const Ints * codes, const int8_t * values, int32_t start) {
         Ints even = _mm256_set1_epi32(start), odd = _mm256_setzero_si256();
@@ -28,6 +24,6 @@ struct AvxVnni : Avx2Base {
 }  // namespace
 
 extern const Instructions avx_vnni;
-const Instructions avx_vnni = instructions<AvxVnni>();
+constexpr Instructions avx_vnni = instructions<AvxVnni>();
 
 }  // namespace ggufspec::matmul

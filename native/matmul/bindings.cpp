@@ -31,9 +31,7 @@ const Instructions & instructions_of(const std::string & name) {
 
 std::vector<std::string> names() {
     std::vector<std::string> found;
-    for (size_t i = 0; i < kNumInstructions; i++) {
-        if (kInstructions[i]->supported()) found.emplace_back(kInstructions[i]->name);
-    }
+    for (const Instructions * each : supported_instructions()) found.emplace_back(each->name);
     return found;
 }
 

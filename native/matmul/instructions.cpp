@@ -1,5 +1,9 @@
-// The instruction sets for which the extension was compiled.
+// The instruction sets for which the extension was compiled. What asks the processor is compiled without any of them.
 #include <cstring>
+
+#if defined(GGUFSPEC_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include "kernels.h"
 
@@ -7,21 +11,32 @@ namespace ggufspec::matmul {
 
 #ifdef GGUFSPEC_X86
 extern const Instructions avx512_vnni, avx_vnni, avx2;
-const Instructions * const kInstructions[] = {&avx512_vnni, &avx_vnni, &avx2};
-const size_t kNumInstructions = 3;
 #elif defined(GGUFSPEC_NEON)
 extern const Instructions neon_dotprod;
-const Instructions * const kInstructions[] = {&neon_dotprod};
-const size_t kNumInstructions = 1;
-#else
-const Instructions * const kInstructions[] = {nullptr};
-const size_t kNumInstructions = 0;
 #endif
 
+std::vector<const Instructions *> supported_instructions() {
+    std::vector<const Instructions *> found;
+#ifdef GGUFSPEC_X86
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    if (has_avx2 && has_avx512) found.push_back(&avx512_vnni);
+    if (has_avx2 && __builtin_cpu_supports("avxvnni")) found.push_back(&avx_vnni);
+    if (has_avx2) found.push_back(&avx2);
+#elif defined(GGUFSPEC_NEON)
+    bool has_dotprod = true;  // all of Apple's processors have them
+#ifdef __linux__
+    has_dotprod = getauxval(AT_HWCAP) & (1 << 20);  // HWCAP_ASIMDDP
+#endif
+    if (has_dotprod) found.push_back(&neon_dotprod);
+#endif
+    return found;
+}
+
 const Instructions * find_instructions(const char * name) {
-    for (size_t i = 0; i < kNumInstructions; i++) {
-        const Instructions * each = kInstructions[i];
-        if (std::strcmp(name, each->name) == 0 && each->supported()) return each;
+    for (const Instructions * each : supported_instructions()) {
+        if (std::strcmp(name, each->name) == 0) return each;
     }
     return nullptr;
 }

@@ -1,11 +1,11 @@
 // The kernels as templates over an instruction set. The file of each instruction set includes this, and is compiled with
-// its flags.
+// its flags. So all functions here and below are in an unnamed namespace, and none is of the standard library: of functions
+// that several files share, the linker keeps one copy, which may have instructions that this processor lacks.
 //
 // Isa has: kName, kWidth (lanes of an int32 register, and number of interleaved rows of weights), kMost (rows of activations
 // at a time), kSigned (codes of 8 bits are signed), Ints, Floats, and the operations used below.
 #pragma once
 
-#include <algorithm>
 #include <utility>
 
 #include "kernels.h"
@@ -108,9 +108,15 @@ void convert(void * to, const float * from, int64_t begin, int64_t end) {
     }
 }
 
+template <int I>
+struct Constant {
+    static constexpr int value = I;
+    constexpr operator int() const { return I; }
+};
+
 template <class F, int... I>
 inline void for_each(F && f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
+    (f(Constant<I>{}), ...);
 }
 
 template <int N, class F>
@@ -166,7 +172,7 @@ inline void store(float * out, typename Isa::Floats sums, int64_t group, int64_t
     } else {
         float last[Isa::kWidth];
         Isa::store(last, sums);
-        std::copy(last, last + (n_rows - first), out + first);
+        std::memcpy(out + first, last, (n_rows - first) * sizeof(float));
     }
 }
 
@@ -247,7 +253,7 @@ void pack_floats(uint8_t * to, const uint8_t * from, int64_t n_super, int64_t n_
 }
 
 inline void copy_floats(void * to, const float * from, int64_t begin, int64_t end) {
-    std::copy(from + kBlock * begin, from + kBlock * end, static_cast<float *>(to) + kBlock * begin);
+    std::memcpy(static_cast<float *>(to) + kBlock * begin, from + kBlock * begin, kBlock * (end - begin) * sizeof(float));
 }
 
 template <class Isa, class T, int N>
@@ -318,7 +324,7 @@ struct Kernels {
 template <class Isa>
 constexpr Instructions instructions() {
     using All = Kernels<Isa, Q4_K, Q6_K, Q3_K, Q4_0, Q8_0, Q5_K, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q5_0, Q4_1, Q5_1, F16, BF16>;
-    return {Isa::kName, Isa::supported, Isa::kWidth, Isa::kMost, All::all, sizeof(All::all) / sizeof(Kernel)};
+    return {Isa::kName, Isa::kWidth, Isa::kMost, All::all, sizeof(All::all) / sizeof(Kernel)};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace ggufspec::matmul {
 
@@ -45,16 +46,14 @@ struct Kernel {
 
 struct Instructions {
     const char * name;
-    bool (*supported)();  // whether this processor has them
     int width;            // number of interleaved rows of weights
     int most;             // maximum rows of activations in a call of multiply
     const Kernel * kernels;
     size_t n_kernels;
 };
 
-// The instruction sets for which the extension was compiled, the fastest first.
-extern const Instructions * const kInstructions[];
-extern const size_t kNumInstructions;
+// The instruction sets of this processor for which the extension was compiled, the fastest first.
+std::vector<const Instructions *> supported_instructions();
 
 // The instruction set of this name; null if it is unknown, or this processor does not have it.
 const Instructions * find_instructions(const char * name);

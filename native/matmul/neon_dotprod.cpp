@@ -1,10 +1,6 @@
 // NEON with the dot product instructions of Armv8.2: 4 rows of weights in a register of 4 int32.
 #include <arm_neon.h>
 
-#ifdef __linux__
-#include <sys/auxv.h>
-#endif
-
 #include "kernel.h"
 
 namespace ggufspec::matmul {
@@ -16,14 +12,6 @@ struct NeonDotprod {
     static constexpr bool kSigned = true;  // both factors are signed
     using Ints = uint8x16_t;
     using Floats = float32x4_t;
-
-    static bool supported() {
-#ifdef __linux__
-        return getauxval(AT_HWCAP) & (1 << 20);  // HWCAP_ASIMDDP
-#else
-        return true;  // all of Apple's processors have them
-#endif
-    }
 
     static Ints load(const uint8_t * from) { return vld1q_u8(from); }
     template <int Shift, int Mask>
@@ -99,6 +87,6 @@ struct NeonDotprod {
 }  // namespace
 
 extern const Instructions neon_dotprod;
-const Instructions neon_dotprod = instructions<NeonDotprod>();
+constexpr Instructions neon_dotprod = instructions<NeonDotprod>();
 
 }  // namespace ggufspec::matmul

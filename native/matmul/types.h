@@ -5,6 +5,7 @@
 #include <cstring>
 
 namespace ggufspec::matmul {
+namespace {  // see kernel.h
 
 // The value of a weight is scale * (code - offset), or scale * code - minimum.
 enum class Scale { f16, e8m0, bf16_weights, f16_weights };
@@ -280,4 +281,5 @@ struct BF16 {
 constexpr int8_t kTableIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kTableMxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+}  // namespace
 }  // namespace ggufspec::matmul
