@@ -13,12 +13,12 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,6 +28,7 @@
 #include "ngrams.h"
 #include "matmul/bindings.h"
 #include "sampling.h"
+#include "unlocked.h"
 #include "verify.h"
 
 namespace nb = nanobind;
@@ -35,6 +36,7 @@ using namespace nb::literals;
 
 namespace {
 
+using ggufspec::Unlocked;
 using ConstMatrix = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstMasks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using TokenRow = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -80,7 +82,7 @@ void make_cost_model(ggufspec::CostModel * self, const nb::object & constants, s
     new (self) ggufspec::CostModel(numbers, n_most, n_sharers, n_per_step, std::move(known));
 }
 
-const std::unordered_map<std::string, ggufspec::Sampler> kSamplers{
+constexpr std::pair<const char *, ggufspec::Sampler> kSamplers[]{
     {"penalties", ggufspec::Sampler::penalties},
     {"dry", ggufspec::Sampler::dry},
     {"top_n_sigma", ggufspec::Sampler::top_n_sigma},
@@ -98,8 +100,8 @@ void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & s
                    std::vector<std::pair<int32_t, float>> logit_bias) {
     ggufspec::Sampling made;
     for (const std::string & name : samplers) {
-        const auto found = kSamplers.find(name);
-        require(found != kSamplers.end(), "Sampling: an unknown sampler");
+        const auto found = std::find_if(std::begin(kSamplers), std::end(kSamplers), [&](auto & of) { return name == of.first; });
+        require(found != std::end(kSamplers), "Sampling: an unknown sampler");
         made.order.push_back(found->second);
     }
     made.temperature = temperature;
@@ -153,7 +155,7 @@ struct Rows {
         require_parents(parents, draft.size());
         size_t bad_row = n_new;
         {
-            nb::gil_scoped_release release;
+            Unlocked unlocked;
             const size_t n_text = text.shape(0);
             const int64_t window = sampling.window();
             const size_t n_seen = window < 0 ? n_text : std::min<size_t>(window, n_text);
@@ -259,7 +261,7 @@ ggufspec::Judged judged(const Tokens & tokens, const Tokens & parents, const Row
 std::vector<double> expected_lengths(const Rows & target, const Rows & draft, const Tokens & tokens, size_t horizon,
                                      const std::vector<float> & temperatures) {
     judged(tokens, {}, &draft, target, Uniforms(tokens.size() + 1));
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     std::vector<double> lengths;
     for (float temperature : temperatures) {
         lengths.push_back(ggufspec::expected_length(
@@ -353,28 +355,20 @@ size_t n_cells(const ggufspec::Context & self, size_t sequence) {
     return self.n_cells(sequence);
 }
 
-unsigned long main_thread = 0;  // set as the module is imported
-
 // Runs the batch without the GIL. In the main thread, signal handlers of Python run within it; what one raises ends it.
 template <typename Add, typename Run> int32_t run_batch(ggufspec::Context & self, const Add & add, const Run & run) {
+    Unlocked::check();
     std::exception_ptr raised;
-    std::function<bool()> is_interrupted;
-    if (PyThread_get_thread_ident() == main_thread) {
-        is_interrupted = [&raised] {
-            nb::gil_scoped_acquire acquire;
-            // Not left in the thread's state: llama.cpp logs next, through a callback in Python.
-            if (!raised && PyErr_CheckSignals() != 0) raised = std::make_exception_ptr(nb::python_error());
-            return raised != nullptr;
-        };
-    }
+    const std::function<bool()> is_interrupted = Unlocked::interrupt(raised);
     int32_t result;
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         self.begin();
         add();
         result = run(is_interrupted);
     }
     if (raised) std::rethrow_exception(raised);
+    Unlocked::check();
     return result;
 }
 
@@ -494,7 +488,8 @@ ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-    main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+    Unlocked::start(nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident")));
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function(&Unlocked::end));
     nb::set_leak_warnings(false);  // at the interpreter's end, threads may still hold objects
     nb::register_exception_translator([](const std::exception_ptr & thrown, void *) {
         try {
@@ -504,6 +499,7 @@ NB_MODULE(_native, m) {
         }
     });
     m.doc() = "Sampling, verification, draft length, n-grams and batches.";
+    m.attr("silent_log") = reinterpret_cast<uintptr_t>(+[](int, const char *, void *) {});  // a ggml_log_callback
     m.attr("instructions") = ggufspec::kernels.instructions;  // used by the loops over rows: see kernels.h
     nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")
         .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import signal
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 import llama_cpp
 
+from ggufspec import _native
 from ggufspec.common.facts import LogFormatter
 
 logger = logging.getLogger("ggufspec.llama")
@@ -44,6 +46,9 @@ class _Log:
         self._previous = previous
         self._callback = llama_cpp.llama_log_callback(self._receive)
         llama_cpp.llama_log_set(self._callback, ctypes.c_void_p())
+        # llama.cpp also logs when its own threads and statics end, after Python has.
+        silent = llama_cpp.llama_log_callback(_native.silent_log)
+        atexit.register(llama_cpp.llama_log_set, silent, ctypes.c_void_p())
 
     def _receive(self, level: int, text: bytes, data: int | None) -> None:
         if not self.inside:

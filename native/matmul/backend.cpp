@@ -181,11 +181,13 @@ private:
     }
 };
 
+// What ggml's threads use is never freed: they may compute while the process ends, when statics are destroyed.
+
 // The traits for a tensor; null if there is no kernel for it.
 Traits * traits_of(const ggml::Tensor * weights) {
-    static std::vector<Traits> all = [] {
-        std::vector<Traits> found;
-        for (size_t i = 0; i < instructions->n_kernels; i++) found.emplace_back(instructions->kernels[i]);
+    static std::vector<Traits> & all = *[] {
+        auto * found = new std::vector<Traits>;
+        for (size_t i = 0; i < instructions->n_kernels; i++) found->emplace_back(instructions->kernels[i]);
         return found;
     }();
     if (weights->ne[3] != 1) return nullptr;
@@ -281,7 +283,7 @@ size_t allocated_bytes_of_both(ggml::BufferType * type, const ggml::Tensor * ten
 }
 
 ggml::BufferType * packed_type() {
-    static Extra extra(false);
+    static Extra & extra = *new Extra(false);
     static ggml::BufferType type = {
         [](ggml::BufferType *) { return "GGUFSPEC"; },
         allocate,
@@ -298,7 +300,7 @@ ggml::BufferType * packed_type() {
 // A buffer with the file's weights, which devices read for prompts, and the packed weights for few tokens. During loading it
 // is not reported as a host buffer: llama.cpp would read the file directly into it, and nothing would be packed.
 ggml::BufferType * both_type() {
-    static Extra extra(true);
+    static Extra & extra = *new Extra(true);
     static ggml::BufferType type = {
         [](ggml::BufferType *) { return "GGUFSPEC_Both"; },
         allocate,
