@@ -14,6 +14,8 @@ import pytest
 import tiny
 from hub import Hub
 
+import ggufspec.llama  # noqa: F401  (before tests import llama_cpp where xdist has other threads)
+
 if TYPE_CHECKING:
     from ggufspec.llama.attention import Times
     from ggufspec.llama.model import Model

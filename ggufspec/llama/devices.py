@@ -280,6 +280,11 @@ def libraries() -> list[ctypes.CDLL]:
 def ggml(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
     """The library that has all these functions, with their types set; None if none has."""
     look_for_devices()
+    return exported(functions)
+
+
+def exported(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
+    """The same, but does not make ggml look for devices."""
     for library in libraries():
         if all(hasattr(library, name) for name in functions):
             for name, (restype, argtypes) in functions.items():

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ggufspec import _native
 from ggufspec.llama import devices, kernels
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
@@ -52,14 +53,12 @@ def try_kernels(spoiled: str = "") -> None:
 
     spoiled: a type whose weights are damaged on purpose, to test that the trial finds it.
     """
-    environ[kernels.VARIABLE] = "on"
     kernels.without_core_dumps()
-    found = kernels.status()
-    library = devices.ggml(_GGML)
-    if library is None or not found.types:
+    name, library = kernels.instructions(), devices.ggml(_GGML)
+    if name is None or library is None or kernels.unusable() is not None:
         kernels.tell(kernels.WRONG)
         return
-    types = found.types.items()
+    types = _native.kernel_types(name).items()
     right = [name for name, number in types if _is_right(library, number, spoil=name == spoiled)]
     kernels.tell(kernels.WORKS, *right)
 

@@ -9,7 +9,7 @@ import ctypes
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from os import environ
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ggufspec import _native
 from ggufspec.common import child
 from ggufspec.drafting import profile_store
-from ggufspec.llama import devices
+from ggufspec.llama import IS_FIRST, devices
 from ggufspec.llama.devices import POINTER, TEXT
 from ggufspec.llama.log import logger
 
@@ -57,33 +57,46 @@ class Status(NamedTuple):
     reason: str | None = None
 
 
-@cache
-def register() -> str | None:
+def _insert() -> str | None:
     """Put our buffer type before llama.cpp's; returns why that is impossible, None on success.
 
-    Call it before ggml is first asked for its buffer types: it lists them once.
+    Threads that compute read ggml's list for each node of a graph, without a lock. So it is changed
+    only once, when `ggufspec.llama` is imported, and only if no thread can be computing.
     """
     if environ.get(VARIABLE) == "off":
         return f"{VARIABLE}=off"
     if (name := instructions()) is None:
         return "there are none for this processor"
-    library = devices.ggml({"ggml_version": (TEXT, [])})
+    library = devices.exported({"ggml_version": (TEXT, [])})
     version = library.ggml_version().decode("ascii", "replace") if library else "unknown"
     if version not in GGML_VERSIONS:
         return f"they know ggml {', '.join(GGML_VERSIONS)}, and this is {version}"
-    addresses = _addresses()
+    if not (IS_FIRST or len(sys._current_frames()) == 1):
+        return (
+            "llama_cpp was imported before, and another thread may be computing: import "
+            "ggufspec.llama before llama_cpp, or before threads are started"
+        )
+    addresses = _addresses(devices.libraries())
+    if len(addresses) < len(_FUNCTIONS):
+        addresses |= _addresses(_backend_libraries())
     if missing := [each for each in _FUNCTIONS if each not in addresses]:
         return f"this llama.cpp does not export {missing[0]}"
     _native.register_kernels(name, addresses)
-    if find_buffer_type(BUFFER_TYPE) is None:
-        return "another part of this process has loaded a model before"
     return None
+
+
+@cache
+def unusable() -> str | None:
+    """Why models cannot use our buffer type; None if they can. ggml lists its types once."""
+    if _REFUSAL is None and find_buffer_type(BUFFER_TYPE) is None:
+        return "another part of this process has loaded a model before"
+    return _REFUSAL
 
 
 @cache
 def status() -> Status:
     """The kernels that this process may use: those that passed the trial."""
-    if (reason := register()) is not None:
+    if (reason := unusable()) is not None:
         return Status(None, {}, reason)
     name = str(instructions())
     types = _native.kernel_types(name)
@@ -116,14 +129,13 @@ def instructions() -> str | None:
     return named if named in found else next(iter(found), None)
 
 
-def _addresses() -> dict[str, int]:
-    """Addresses of the functions that the extension calls, in ggml's loaded libraries."""
-    candidates = [*devices.libraries(), *_backend_libraries()]
+def _addresses(libraries: Iterable[ctypes.CDLL]) -> dict[str, int]:
+    """Addresses of the functions that the extension calls, in these libraries."""
     return {
         name: devices.address_of(getattr(library, symbol))
+        for library in libraries
         for name in _FUNCTIONS
         for symbol in [_SYMBOLS.get(name, name)]
-        for library in candidates
         if hasattr(library, symbol)
     }
 
@@ -147,7 +159,6 @@ def _backend_libraries() -> Iterator[ctypes.CDLL]:
 @cache
 def leave_out_broken_amx() -> bool:
     """Before the first model is loaded: disable AMX if it does not work; true if disabled."""
-    register()  # before the list is read
     if find_buffer_type(AMX) is None or amx_works():
         return False
     leave_out(AMX)
@@ -170,12 +181,14 @@ def amx_works() -> bool:
 
 
 def leave_out(name: str) -> None:
-    """Remove a buffer type from ggml's list, for the rest of this process."""
+    """Remove a buffer type from ggml's list, for the rest of this process.
+
+    The next one is then listed twice: one store, so that a thread that reads the list, to load a
+    model, misses no other type.
+    """
     while (found := find_buffer_type(name)) is not None:
         types, i = found
-        while types[i]:
-            types[i] = types[i + 1]
-            i += 1
+        types[i] = types[i + 1]
 
 
 def outcome(name: str, function: str, **facts: object) -> Mapping[str, Any] | None:
@@ -258,3 +271,6 @@ def _tried(name: str, function: str) -> dict[str, Any] | None:
         reason,
     )
     return None
+
+
+_REFUSAL = _insert()
