@@ -89,11 +89,13 @@ def _lark_of(kind: str, text: str) -> str:
 
 
 def _ask(kind: str, text: str, seconds: float) -> Mapping[str, str]:
+    """The answer of the process. Raises OptionError at a limit, so that it is not kept: a busy
+    machine compiles the same text in time later."""
     try:
         answer: Mapping[str, str] = _process.ask([kind, text], seconds=seconds)
         return answer
     except LimitExceededError as error:
-        return {"error": f"the {kind} {error} to compile; simplify it"}
+        raise OptionError(f"the {kind} {error} to compile; simplify it") from error
 
 
 _compiled = lru_cache(maxsize=_N_KEPT)(_ask)
