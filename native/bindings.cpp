@@ -93,10 +93,21 @@ constexpr std::pair<const char *, ggufspec::Sampler> kSamplers[]{
     {"temperature", ggufspec::Sampler::temperature},
 };
 
+void make_breakers(ggufspec::Breakers * self, const std::vector<std::pair<Tokens, TokenRow>> & breakers) {
+    ggufspec::Breakers made;
+    for (const auto & [tail, heads] : breakers) {
+        for (size_t i = 0; i < heads.size(); i++)
+            made.heads.emplace_back(heads.data()[i], static_cast<uint32_t>(made.tails.size()));
+        made.tails.push_back(tail);
+    }
+    std::sort(made.heads.begin(), made.heads.end());
+    new (self) ggufspec::Breakers(std::move(made));
+}
+
 void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & samplers, float temperature, int64_t top_k,
                    float top_p, float min_p, float typical_p, float top_n_sigma, int64_t penalty_last_n, float repeat_penalty,
                    float frequency_penalty, float presence_penalty, float dry_multiplier, float dry_base,
-                   int64_t dry_allowed_length, int64_t dry_last_n, const std::vector<std::pair<int32_t, Tokens>> & dry_breakers,
+                   int64_t dry_allowed_length, int64_t dry_last_n, std::shared_ptr<ggufspec::Breakers> dry_breakers,
                    std::vector<std::pair<int32_t, float>> logit_bias) {
     ggufspec::Sampling made;
     for (const std::string & name : samplers) {
@@ -118,7 +129,7 @@ void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & s
     made.dry_base = dry_base;
     made.dry_allowed_length = dry_allowed_length;
     made.dry_last_n = dry_last_n;
-    made.dry_breakers = {dry_breakers.begin(), dry_breakers.end()};
+    made.dry_breakers = std::move(dry_breakers);
     made.logit_bias = std::move(logit_bias);
     new (self) ggufspec::Sampling(std::move(made));
 }
@@ -501,10 +512,12 @@ NB_MODULE(_native, m) {
     m.doc() = "Sampling, verification, draft length, n-grams and batches.";
     m.attr("silent_log") = reinterpret_cast<uintptr_t>(+[](int, const char *, void *) {});  // a ggml_log_callback
     m.attr("instructions") = ggufspec::kernels.instructions;  // used by the loops over rows: see kernels.h
+    nb::class_<ggufspec::Breakers>(m, "Breakers", "The sequence breakers of DRY.")
+        .def("__init__", &make_breakers, "breakers"_a, "breakers: (tokens that have to follow, first tokens) of each, in int32.");
     nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")
         .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
              "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a,
-             "dry_multiplier"_a, "dry_base"_a, "dry_allowed_length"_a, "dry_last_n"_a, "dry_breakers"_a, "logit_bias"_a);
+             "dry_multiplier"_a, "dry_base"_a, "dry_allowed_length"_a, "dry_last_n"_a, "dry_breakers"_a.none(), "logit_bias"_a);
     nb::class_<Rows>(m, "Rows",
                      "Distributions over the vocabulary, at most n_most of them; numpy.asarray(rows): (n, n_vocab).\n\n"
                      "Not for two threads at once.")

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <unordered_map>
 #include <utility>
 
 namespace ggufspec {
@@ -209,20 +210,29 @@ Counts counts_of(const Sampling & sampling, const Text & text) {
     return counts;
 }
 
+// Calls `use` with the tail of each sequence breaker that begins with a token.
+template <typename Use>
+void for_breakers(const Sampling & sampling, int32_t token, Use use) {
+    if (!sampling.dry_breakers) return;
+    const auto & [tails, heads] = *sampling.dry_breakers;
+    for (auto it = std::lower_bound(heads.begin(), heads.end(), std::pair(token, 0u)); it != heads.end(); ++it) {
+        if (it->first != token) return;
+        use(tails[it->second]);
+    }
+}
+
 // The number of tokens after the text's last sequence breaker; the length of the text if there is none.
 size_t since_breaker(const Sampling & sampling, const Text & text) {
     const auto from_end = [&text](size_t i) { return text.tokens[text.n - 1 - i]; };
     for (size_t i = 0; i < text.n; i++) {
-        const auto [begin, end] = sampling.dry_breakers.equal_range(from_end(i));
         size_t longest = 0;
         bool found = false;
-        for (auto it = begin; it != end; ++it) {
-            const auto & tail = it->second;
+        for_breakers(sampling, from_end(i), [&](const std::vector<int32_t> & tail) {
             bool matches = tail.size() <= i;
             for (size_t j = 0; matches && j < tail.size(); j++) matches = tail[j] == from_end(i - j - 1);
             if (matches) longest = std::max(longest, tail.size());
             found = found || matches;
-        }
+        });
         if (found) return i - longest;
     }
     return text.n;
@@ -259,8 +269,9 @@ float adjusted(Sampler sampler, const Sampling & sampling, int32_t token, int32_
         logit = logit <= 0 ? logit * sampling.repeat_penalty : logit / sampling.repeat_penalty;
         return logit - (static_cast<float>(n) * sampling.frequency_penalty + sampling.presence_penalty);
     }
-    const auto [begin, end] = sampling.dry_breakers.equal_range(token);
-    if (std::any_of(begin, end, [](const auto & breaker) { return breaker.second.empty(); })) return logit;
+    bool breaks = false;
+    for_breakers(sampling, token, [&breaks](const std::vector<int32_t> & tail) { breaks = breaks || tail.empty(); });
+    if (breaks) return logit;
     int exponent = n - static_cast<int>(sampling.dry_allowed_length);
     if (sampling.dry_base > 1.000001f) {
         constexpr float kLogOfLargest = 88.7228391f;  // ln FLT_MAX: the power must not overflow

@@ -5,13 +5,19 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 namespace ggufspec {
 
 enum class Sampler { penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, temperature };
+
+// The sequence breakers of DRY: tokens that begin one, and the tokens that have to follow.
+struct Breakers {
+    std::vector<std::vector<int32_t>> tails;
+    std::vector<std::pair<int32_t, uint32_t>> heads;  // (first token, index of its tail), sorted
+};
 
 // The options that turn logits into a distribution.
 struct Sampling {
@@ -29,9 +35,9 @@ struct Sampling {
     float dry_multiplier = 0;  // 0: off
     float dry_base = 1.75f;
     int64_t dry_allowed_length = 2;
-    int64_t dry_last_n = 0;                                                  // as penalty_last_n
-    std::unordered_multimap<int32_t, std::vector<int32_t>> dry_breakers;     // first token: following tokens
-    std::vector<std::pair<int32_t, float>> logit_bias;                       // added first; -infinity bans a token
+    int64_t dry_last_n = 0;                             // as penalty_last_n
+    std::shared_ptr<const Breakers> dry_breakers;       // null: none
+    std::vector<std::pair<int32_t, float>> logit_bias;  // added first; -infinity bans a token
 
     bool is_active(Sampler sampler) const;
     // Number of last tokens of the text that the samplers depend on; -1: all.

@@ -123,8 +123,7 @@ class Sampling:
     )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     samplers: Sequence[str] = defaults.SAMPLERS
-    # DRY's sequence breakers: (first token, following tokens) of each; see llama.vocab.
-    dry_breakers: Sequence[tuple[int, Sequence[int]]] = ()
+    dry_breakers: _native.Breakers | None = None  # DRY's sequence breakers; see llama.breakers
     constraint: Constraint | None = None  # which tokens are allowed next
 
     def __post_init__(self) -> None:
@@ -160,7 +159,7 @@ class Sampling:
         return _native.Sampling(
             **{_NATIVE.get(name, name): getattr(self, name) for name in NUMBERS},
             samplers=list(self.samplers),
-            dry_breakers=[(head, list(tail)) for head, tail in self.dry_breakers],
+            dry_breakers=self.dry_breakers,
             logit_bias=list(self.logit_bias.items()),
         )
 

@@ -12,16 +12,15 @@ from itertools import pairwise
 
 import llama_cpp
 
+from ggufspec import _native
 from ggufspec.common.progress import Progress
 from ggufspec.errors import ClosedError, PromptError
+from ggufspec.llama.breakers import Words, breakers_of
 from ggufspec.structured.constraint import TokenTable
 
 _PROGRESS_EVERY = 4096  # tokens
 
-# As in llama.cpp: longer sequence breakers are cut.
-_MAX_BREAKER_BYTES = 40
 _MOST_BREAKERS = 16  # sets of texts that are kept
-_MAX_BREAKER_TOKENS = 20
 
 _MARK = "\x02"  # no text has it
 _SPACE = "\u2581"  # how SentencePiece writes one
@@ -53,7 +52,7 @@ class Vocab:
         # Before a text, and after a special token.
         self._adds_space = meta_text(model, "tokenizer.ggml.add_space_prefix") != "false"
         self._pieces: dict[int, bytes] = {}
-        self._breakers: dict[tuple[str, ...], list[tuple[int, tuple[int, ...]]]] = {}
+        self._breakers: dict[tuple[str, ...], _native.Breakers] = {}
 
     @property
     def pointer(self) -> int:
@@ -320,42 +319,26 @@ class Vocab:
         }
         return {name: self.special_text(token) for name, token in tokens.items() if token >= 0}
 
-    def sequence_breakers(self, texts: tuple[str, ...]) -> list[tuple[int, tuple[int, ...]]]:
-        """The sequence breakers of DRY as tokens: (first token, tokens that have to follow).
+    def sequence_breakers(self, texts: tuple[str, ...]) -> _native.Breakers:
+        """The sequence breakers of DRY as tokens; see `breakers_of`."""
+        if (known := self._breakers.get(texts)) is not None:
+            return known
+        if len(self._breakers) >= _MOST_BREAKERS:  # of a server, whose clients choose them
+            self._breakers.clear()
+        found = breakers_of(texts, self._words, self._tokens_of_rest)
+        made = self._breakers[texts] = _native.Breakers(found)
+        return made
 
-        A token that contains a breaker needs no further tokens; one that ends with the start of a
-        breaker needs the rest. Source: llama.cpp's get_overlapping_token_sequences.
-        """
-        if texts not in self._breakers:
-            if len(self._breakers) >= _MOST_BREAKERS:  # of a server, whose clients choose them
-                self._breakers.clear()
-            with self._in_use():
-                words = [self._to_piece(token, special=True) for token in range(self.n_tokens)]
-            each = (text.encode("utf-8", "replace")[:_MAX_BREAKER_BYTES] for text in texts)
-            overlaps = [self._overlaps(words, data) for data in each if data]
-            self._breakers[texts] = sorted(set().union(*overlaps))
-        return self._breakers[texts]
+    @cached_property
+    def _words(self) -> Words:
+        with self._in_use():
+            return Words([self._to_piece(i, special=True) for i in range(self.n_tokens)])
 
-    def _overlaps(self, words: list[bytes], data: bytes) -> set[tuple[int, tuple[int, ...]]]:
-        found: set[tuple[int, tuple[int, ...]]] = set()
-        rests: dict[int, tuple[int, ...]] = {}
-        for token, word in enumerate(words):
-            if data in word:
-                found.add((token, ()))
-                continue
-            for n in range(1, min(len(word), len(data) - 1) + 1):
-                if not word.endswith(data[:n]):
-                    continue
-                if n not in rests:
-                    text = data[n:].decode("utf-8", "replace")
-                    try:
-                        rest = self.tokenize(text, add_special=False, parse_special=False)
-                    except PromptError:  # then no text has it
-                        rest = []
-                    rests[n] = tuple(rest[:_MAX_BREAKER_TOKENS])
-                if rests[n]:
-                    found.add((token, rests[n]))
-        return found
+    def _tokens_of_rest(self, text: str) -> list[int]:
+        try:
+            return self.tokenize(text, add_special=False, parse_special=False)
+        except PromptError:  # no text has it
+            return []
 
     def _to_piece(self, token: int, *, special: bool) -> bytes:
         if not 0 <= token < self.n_tokens:
