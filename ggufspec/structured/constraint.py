@@ -6,7 +6,7 @@ import threading
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from time import thread_time
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ggufspec.decoding.types import n_same
 from ggufspec.errors import ConstraintError, OptionError
+from ggufspec.structured.keys import JsonStart, KeyTokens, Place, clear
 from ggufspec.structured.limits import Pieces, limited_matcher, summary
 
 # Next tokens that are tried, to see whether the last forced token merges with them.
@@ -56,6 +57,11 @@ class TokenTable:
             TokenizerWrapper(Pieces(pieces, special, ends[0])), None, ends
         )
 
+    @cached_property
+    def keys(self) -> KeyTokens:
+        """The tokens that matter to keys of JSON."""
+        return KeyTokens(self.pieces)
+
     def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the beginning of a text. Raises OptionError if `grammar` cannot be compiled.
 
@@ -73,6 +79,10 @@ class GrammarConstraint:
 
     Each method takes the whole text, which may be any other text than before; the matcher moves
     there from its last position.
+
+    llguidance lets an object repeat a key that its schema does not list. So, in a text that is
+    JSON, a token is not allowed if it completes a key that its object has, or if only such keys
+    could follow it.
     """
 
     def __init__(
@@ -93,10 +103,14 @@ class GrammarConstraint:
         self._new_matcher = partial(table.matcher, grammar)
         self._matcher = self._new_matcher()
         self._text = array("i")  # tokens that the matcher has read
+        self._json_start = JsonStart.of(grammar)
+        # The position in JSON before the first token and after each; None: there is no JSON.
+        self._places = [self._json_start and self._json_start.place(b"")]
+        self._has_few_keys = '"patternProperties"' in grammar  # names could run out
         self._masks: dict[int, NDArray[np.uint32]] = {}  # n: mask after n tokens of _text
         self._forced: tuple[array[int], list[int]] | None = None  # (text, its forced tokens)
         self._forced_seconds = 0.0
-        mask = self._mask()
+        mask = self._allowed()
         if self._matcher.is_error() or not mask.any():
             raise OptionError("no text can match the constraint: its parts contradict each other")
 
@@ -115,9 +129,9 @@ class GrammarConstraint:
         rows = []
         for at in range(n, len(text) + 1):
             if at not in self._masks:
-                mask = self._mask() if self._read(text[:at]) else None
-                if at == n and self._matcher.is_error():
-                    complaint = summary(self._matcher.get_error())
+                mask = self._allowed() if self._read(text[:at]) else None
+                if at == n and (self._matcher.is_error() or (mask is not None and not mask.any())):
+                    complaint = summary(self._matcher.get_error()) or "no token is allowed"
                     raise ConstraintError(
                         f"the text cannot continue ({complaint}): the grammar or schema is too "
                         "complex, or requires what no token of this vocabulary has; simplify it"
@@ -135,7 +149,7 @@ class GrammarConstraint:
         return rows[0][None] if len(rows) == 1 else np.stack(rows)
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
-        return self._matcher.validate_tokens(list(draft)) if self._stand_after(tokens) else 0
+        return self._n_next(draft) if self._stand_after(tokens) else 0
 
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
         """See Constraint. The last token is left out if the tokenizer would merge it with most
@@ -158,7 +172,7 @@ class GrammarConstraint:
         data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
         before = self._table.pieces[text[-1]] if text else b""
         forced = list(self._table.tokenize(before, data)) if data else []
-        del forced[self._matcher.validate_tokens(forced) :]
+        del forced[self._n_next(forced) :]
         if forced and self._merges_last(forced, before, data):
             del forced[-1]
         self._forced = text, forced
@@ -169,7 +183,7 @@ class GrammarConstraint:
         if not self._read(self._text + array("i", forced)) or self._matcher.is_stopped():
             return False
         at = len(self._text)
-        mask = self._masks[at] if at in self._masks else self._mask()
+        mask = self._masks[at] if at in self._masks else self._allowed()
         if self._matcher.is_error():
             return False
         self._masks[at] = mask
@@ -197,10 +211,68 @@ class GrammarConstraint:
             self._matcher.rollback(len(self._text) - n_common)
             del self._text[n_common:]
             self._masks = {at: mask for at, mask in self._masks.items() if at <= n_common}
-        n = self._matcher.try_consume_tokens(text[n_common:].tolist())
-        self._text.extend(text[n_common : n_common + n])
+        del self._places[n_common + 1 :]
+        places = self._places_after(new := text[n_common:])
+        n = self._matcher.try_consume_tokens(new[: len(places)].tolist())
+        self._text.extend(new[:n])
+        self._places += places[:n]
         self._step_seconds = max(self._step_seconds, thread_time() - began)
         return len(self._text) == len(text) and not self._matcher.is_error()
+
+    def _n_next(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` may follow the text that was read."""
+        n: int = self._matcher.validate_tokens(list(tokens))
+        return len(self._places_after(tokens[:n]))
+
+    def _places_after(self, tokens: Sequence[int]) -> list[Place | None]:
+        """The place after each of the next tokens, up to one that repeats a key."""
+        place, places = self._places[-1], list[Place | None]()
+        for token in tokens:
+            if place is not None and (place := self._after(place, token)) is None:
+                break
+            places.append(place)
+        return places
+
+    def _after(self, place: Place, token: int) -> Place | None:
+        piece = self._table.pieces[token]
+        if not place.is_json:
+            assert self._json_start is not None
+            return self._json_start.place(place.begun + piece)
+        return place.after(piece)
+
+    def _allowed(self) -> NDArray[np.uint32]:
+        """The tokens that may follow the text that was read."""
+        mask, place, known = self._without_repetition(), self._places[-1], dict[Place, bool]()
+        if place is not None and place.is_json and self._has_few_keys:
+            towards = self._table.keys.towards(place, mask)
+            clear(mask, [token for token in towards if not self._leads_on(token, known)])
+        return mask
+
+    def _without_repetition(self) -> NDArray[np.uint32]:
+        mask, place = self._mask(), self._places[-1]
+        if place is not None and place.is_json:
+            clear(mask, list(self._table.keys.repeating(place, mask)))
+        return mask
+
+    def _leads_on(self, token: int, known: dict[Place, bool]) -> bool:
+        """Whether an object may continue after a token that ends before or in a key.
+
+        Not if only keys that it has could follow. `known`: answers for places in the same key.
+        """
+        text, before = self._text[:], self._places[-1]
+        place = before and self._after(before, token)
+        if place is None:
+            return False
+        if place not in known:
+            known[place] = self._read(text + array("i", [token])) and self._goes_on(place, known)
+            self._read(text)
+        return known[place]
+
+    def _goes_on(self, place: Place, known: dict[Place, bool]) -> bool:
+        mask, keys = self._without_repetition(), self._table.keys
+        return keys.lead_elsewhere(place, mask) or any(
+            self._leads_on(token, known) for token in list(keys.towards(place, mask))
+        )
 
     def _mask(self) -> NDArray[np.uint32]:
         mask, began = np.zeros(self._table.n_words, np.uint32), thread_time()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from functools import cache
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 LIMITS = LLParserLimits(
     max_grammar_size=30_000,
@@ -16,6 +17,8 @@ LIMITS = LLParserLimits(
 # By default, a mask allows one of the tokenizations of a forced text.
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
 _MAX_COMPLAINT = 200
+END = 256  # of byte_tokenizer
+JSON_START = "start: %json "  # of a grammar that matches nothing but JSON
 
 
 class Pieces:
@@ -30,6 +33,13 @@ class Pieces:
 
     def __call__(self, text: bytes | str) -> list[int]:
         return []
+
+
+@cache
+def byte_tokenizer() -> LLTokenizer:
+    """A tokenizer with one token per byte, and END, which ends a text."""
+    tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+    return LLTokenizer(TokenizerWrapper(Pieces(tokens, [END], END)))
 
 
 def limited_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
