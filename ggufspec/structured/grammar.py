@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 from ggufspec.common import validate
 from ggufspec.common.child import LimitedProcess, LimitExceededError
 from ggufspec.errors import OptionError
 
+SCHEMA_OF_TOOL = "JSON schema of a tool"
 TOO_DEEP = "the JSON schema is nested too deeply; make it flatter"
 MAX_BYTES = 128 * 1024  # of a source text: a schema of 1 MB takes seconds to compile
 MAX_GRAMMAR_BYTES = 2 * MAX_BYTES  # a grammar may contain the schemas of hundreds of tools
@@ -31,12 +33,21 @@ def of_json_schema(schema: object) -> str:
     """
     if isinstance(schema, type) and callable(getattr(schema, "model_json_schema", None)):
         schema = schema.model_json_schema()  # type: ignore[attr-defined]
-    if isinstance(schema, Mapping):
-        schema = dict(schema)
-    if not isinstance(schema, str):
-        with schema_errors():
-            schema = json.dumps(schema, allow_nan=False, ensure_ascii=False)
-    return _lark_of("JSON schema", schema)
+    return _lark_of("JSON schema", _text_of(schema))
+
+
+def of_schema_of_tool(schema: object) -> tuple[str, Sequence[str]]:
+    """As of_json_schema, but leaves out keywords that cannot be guaranteed, and names these."""
+    answer = _answer_of(SCHEMA_OF_TOOL, _text_of(schema))
+    return answer["lark"], answer["dropped"]
+
+
+def _text_of(schema: object) -> str:
+    if isinstance(schema, str):
+        return schema
+    with schema_errors():
+        made = dict(schema) if isinstance(schema, Mapping) else schema
+        return json.dumps(made, allow_nan=False, ensure_ascii=False)
 
 
 @contextmanager
@@ -80,19 +91,24 @@ def of_choices(choices: Sequence[str]) -> str:
 
 
 def _lark_of(kind: str, text: str) -> str:
+    lark: str = _answer_of(kind, text)["lark"]
+    return lark
+
+
+def _answer_of(kind: str, text: str) -> Mapping[str, Any]:
     _check_size(text, kind)
     compiled = _compiled_short if len(text) <= _SHORT else _compiled
     answer = compiled(kind, text, MAX_SECONDS)
     if error := answer.get("error"):
         raise OptionError(error)
-    return answer["lark"]
+    return answer
 
 
-def _ask(kind: str, text: str, seconds: float) -> Mapping[str, str]:
+def _ask(kind: str, text: str, seconds: float) -> Mapping[str, Any]:
     """The answer of the process. Raises OptionError at a limit, so that it is not kept: a busy
     machine compiles the same text in time later."""
     try:
-        answer: Mapping[str, str] = _process.ask([kind, text], seconds=seconds)
+        answer: Mapping[str, Any] = _process.ask([kind, text], seconds=seconds)
         return answer
     except LimitExceededError as error:
         raise OptionError(f"the {kind} {error} to compile; simplify it") from error

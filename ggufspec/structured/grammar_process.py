@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
+from llguidance import LLMatcher, regex_to_lark
 
 from ggufspec.common.child import answer_requests
 from ggufspec.errors import OptionError
 from ggufspec.structured.gbnf import lark_of_gbnf
+from ggufspec.structured.grammar import SCHEMA_OF_TOOL
 from ggufspec.structured.json_schema import lark_of_schema
-from ggufspec.structured.limits import LIMITS, Pieces, limited_matcher, summary
+from ggufspec.structured.limits import LIMITS, byte_tokenizer, limited_matcher, summary
 
 _MAX_MEMORY = 2**30
 _LARK = re.compile(r"^[ \t]*(?:%llguidance\b|[?!]?start\b[^:\n]*:(?!:=))", re.MULTILINE)
@@ -20,20 +21,21 @@ _NOT_ROLLED_BACK = re.compile(r"^[ \t]*\w+\[[^\]\n]*\b(max_tokens|stop)[ \t]*=",
 
 
 def main() -> None:
-    """Answer requests of [kind, text] with {"lark": ...} or {"error": ...}."""
-    _byte_tokenizer()
+    """Answer requests of [kind, text] with {"lark": ..., "dropped": ...} or {"error": ...}."""
+    byte_tokenizer()
     answer_requests(_answer, n_bytes_max=_MAX_MEMORY)
 
 
-def _answer(request: tuple[str, str]) -> Mapping[str, str]:
+def _answer(request: tuple[str, str]) -> Mapping[str, Any]:
     kind, text = request
+    dropped: list[str] = []
     try:
-        lark = _MAKERS[kind](text)
+        lark = lark_of_schema(text, dropped) if kind == SCHEMA_OF_TOOL else _MAKERS[kind](text)
     except OptionError as error:
         return {"error": str(error)}
     # Runs the work that does not depend on the vocabulary; the limits bound the rest.
-    limited_matcher(_byte_tokenizer(), lark).compute_bitmask()
-    return {"lark": lark}
+    limited_matcher(byte_tokenizer(), lark).compute_bitmask()
+    return {"lark": lark, "dropped": dropped}
 
 
 def _lark_of_grammar(text: str) -> str:
@@ -65,10 +67,3 @@ _MAKERS: Mapping[str, Callable[[str], str]] = {
     "grammar": _lark_of_grammar,
     "regular expression": _lark_of_regex,
 }
-
-
-@lru_cache
-def _byte_tokenizer() -> LLTokenizer:
-    """A tokenizer with one token per byte, and one that ends a text."""
-    tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
-    return LLTokenizer(TokenizerWrapper(Pieces(tokens, [256], 256)))

@@ -13,7 +13,15 @@ from llguidance import LLMatcher
 
 from ggufspec.errors import OptionError
 from ggufspec.structured.grammar import TOO_DEEP, schema_errors
-from ggufspec.structured.limits import LIMITS, summary
+from ggufspec.structured.limits import (
+    END,
+    JSON_START,
+    LIMITS,
+    byte_tokenizer,
+    limited_matcher,
+    summary,
+)
+from ggufspec.structured.simplified import IsName, simplify
 
 _MAX_SEARCH_SECONDS = 0.3  # to find the part of a schema that a complaint is about
 
@@ -38,10 +46,12 @@ _EXACT_FORMATS = {
     "time": ("^.{6}[0-5]",),
 }
 
+_UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
 _ANNOTATIONS = ("title", "description", "default", "examples", "$comment")  # without effect
 _MAX_BOUND = 2**53 - 1
 _BOUNDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
 
+_CONTEXT = ("$defs", "definitions", "x-guidance")  # of the root, for each part
 _NAMED_PARTS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _LISTED_PARTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _PARTS = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
@@ -51,35 +61,43 @@ _OF_OBJECTS = {
 }
 
 
-def lark_of_schema(text: str) -> str:
-    """The JSON that a schema allows, as a grammar in Lark. Raises OptionError."""
+def lark_of_schema(text: str, dropped: list[str] | None = None) -> str:
+    """The JSON that a schema allows, as a grammar in Lark. Raises OptionError.
+
+    `dropped`: gets the place and name of each keyword that cannot be guaranteed and is left out,
+    so that more JSON is allowed; None: such keywords raise OptionError.
+    """
     with schema_errors():
         made = json.loads(text, parse_constant=_no_number, parse_float=_number)
         text = json.dumps(made, allow_nan=False, ensure_ascii=False)
-        made = _prepared({} if made is True else made, text)
-    complaint = _complaint(made)
-    if "recursion limit" in complaint:
-        raise OptionError(TOO_DEEP)
-    if complaint:
-        at = _place(made, complaint)
-        unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", complaint)
-        if unknown:
-            complaint = f"{unknown[1]} cannot be guaranteed; leave it out"
-        raise OptionError(f"the JSON schema at {at}: {summary(complaint)}")
-    return f"start: %json {json.dumps(made, separators=(',', ':'))}"
+        made = _prepared({} if made is True else made, text, dropped)
+    while complaint := _complaint(made):
+        if "recursion limit" in complaint:
+            raise OptionError(TOO_DEEP)
+        if dropped is None or not _drop(made, complaint, dropped):
+            at, _ = _place(made, complaint)
+            if unknown := _UNKNOWN.fullmatch(complaint):
+                complaint = f"{unknown[1]} cannot be guaranteed; leave it out"
+            raise OptionError(f"the JSON schema at {at}: {summary(complaint)}")
+    return f"{JSON_START}{json.dumps(made, separators=(',', ':'))}"
 
 
-def _prepared(schema: Any, text: str) -> Any:
+def _prepared(schema: Any, text: str, dropped: list[str] | None) -> Any:
     """The schema for llguidance: objects closed, annotations removed, form of the JSON added."""
+
+    def refuse(at: str, name: str, why: str) -> None:
+        if dropped is None:
+            raise OptionError(f"the JSON schema at {at}: {name} {why}")
+        del parts[at][name]
+        dropped.append(f"{at}: {name}")
+
     if not isinstance(schema, dict):
         raise OptionError(f"the JSON schema is {json.dumps(schema)[:40]}; give a JSON object")
     parts = dict(_all_parts(schema))
     combined = _combined(schema, list(parts.values()))
-    for at, part in parts.items():
+    for at, part in reversed(parts.items()):  # a part after those in it
         for name in _ANNOTATIONS:
             part.pop(name, None)
-        if part.get("uniqueItems") is False:  # allows everything, but llguidance refuses it
-            del part["uniqueItems"]
         if not _DRAFTS.fullmatch(str(part.get("$schema", ""))):
             part.pop("$schema", None)  # llguidance would have to download it
         properties, required = part.get("properties"), part.get("required")
@@ -89,21 +107,22 @@ def _prepared(schema: Any, text: str) -> Any:
             part["additionalProperties"] = False
             for name in names:
                 properties.setdefault(name, {})
-        # The text may repeat an additional property, which then counts only once.
+        simplify(part, _name_check(schema, part))
+        # In calls with tags, the text may repeat an additional property, which counts only once.
         n_least, is_closed = part.get("minProperties", 0), part.get("additionalProperties") is False
         if isinstance(n_least, int) and n_least > len(set(names)) + 1 and not is_closed:
-            raise OptionError(
-                f"the JSON schema at {at}: minProperties above the number of required properties "
-                "+ 1 cannot be guaranteed; name them in required"
+            refuse(
+                at,
+                "minProperties",
+                "above the number of required properties + 1 cannot be guaranteed; name them in "
+                "required",
             )
         for name, sign in _BOUNDS.items():
             bound = part.get(name)
             if isinstance(bound, (int, float)) and abs(bound) > _MAX_BOUND:
-                if sign * bound < 0:
-                    raise OptionError(
-                        f"the JSON schema at {at}: {name} is beyond 2^53; leave it out"
-                    )
                 part[name] = sign * _MAX_BOUND  # llguidance would round it, or refuse it
+                if sign * bound < 0:
+                    refuse(at, name, "is beyond 2^53; leave it out")
         exact = _EXACT_FORMATS.get(str(part.get("format")), ())
         if exact and isinstance(part.get("allOf", []), list):
             part["allOf"] = [*part.get("allOf", []), *({"pattern": regex} for regex in exact)]
@@ -145,6 +164,27 @@ def _combined(root: dict[str, Any], parts: list[dict[str, Any]]) -> set[int]:
     return found
 
 
+def _name_check(root: dict[str, Any], part: dict[str, Any]) -> IsName | None:
+    """Tells which names the propertyNames of a part allow; None: there are none, or wrong ones.
+
+    A reference in their place is resolved.
+    """
+    names = part.get("propertyNames")
+    if isinstance(names, dict) and names.keys() == {"$ref"}:
+        names = part["propertyNames"] = _target(root, names["$ref"]) or names
+    if not isinstance(names, dict):
+        return None
+    matcher = limited_matcher(byte_tokenizer(), f"{JSON_START}{json.dumps(names)}")
+    if matcher.is_error():
+        return None
+
+    def is_name(name: str) -> bool:
+        tokens = [*json.dumps(name, ensure_ascii=False).encode(), END]
+        return bool(matcher.validate_tokens(tokens) == len(tokens))
+
+    return is_name
+
+
 def _target(root: Any, ref: object) -> dict[str, Any] | None:
     """The part of a schema that a JSON pointer refers to; None for other references."""
     at, hash_sign, pointer = str(ref).partition("#")
@@ -179,22 +219,47 @@ def _all_parts(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]
             yield from _all_parts(part, f"{at}/{name}")
 
 
-def _place(root: dict[str, Any], complaint: str) -> str:
-    """The JSON pointer of the smallest part of a schema that has this complaint of llguidance."""
-    at, schema = "#", root
-    context: dict[str, Any] = {
-        name: root[name] for name in ("$defs", "definitions", "x-guidance") if name in root
-    }
+def _drop(root: dict[str, Any], complaint: str, dropped: list[str]) -> bool:
+    """Remove what llguidance complains about. Returns False if that is the form of the JSON."""
+    if unknown := _UNKNOWN.fullmatch(complaint):
+        found = [
+            (part, f"{at}: {name}", name)
+            for at, part in _all_parts(root)
+            for name in json.loads(f"[{unknown[1]}]")
+            if name in part
+        ]
+    else:
+        at, part = _place(root, complaint)
+        names = [name for name in part if name not in _CONTEXT]
+        one = [
+            name
+            for name in names
+            if not _complaint({**_context(root), **{key: part[key] for key in part if key != name}})
+        ]
+        found = [(part, f"{at}: {name}", name) for name in one[:1] or names]
+    for part, shown, name in found:
+        del part[name]
+        dropped.append(shown)
+    return bool(found)
+
+
+def _context(root: dict[str, Any]) -> dict[str, Any]:
+    return {name: root[name] for name in _CONTEXT if name in root}
+
+
+def _place(root: dict[str, Any], complaint: str) -> tuple[str, dict[str, Any]]:
+    """The smallest part of a schema that has this complaint of llguidance, and its JSON pointer."""
+    at, schema, context = "#", root, _context(root)
     ends = time.monotonic() + _MAX_SEARCH_SECONDS
     while True:
         for name, part in _parts(schema):
             if time.monotonic() > ends:
-                return at
+                return at, schema
             if isinstance(part, dict) and _complaint({**context, **part}) == complaint:
                 at, schema = f"{at}/{name}", part
                 break
         else:
-            return at
+            return at, schema
 
 
 def _complaint(schema: dict[str, Any]) -> str:

@@ -105,7 +105,10 @@ def gbnf(data: bytes) -> None:
 
 
 def schema(data: bytes) -> None:
-    lark_of_schema(data.decode("utf-8", "surrogateescape"))
+    text = data.decode("utf-8", "surrogateescape")
+    with suppress(OptionError):
+        lark_of_schema(text, dropped=[])
+    lark_of_schema(text)
 
 
 def constraints(data: bytes) -> None:

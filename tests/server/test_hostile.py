@@ -79,7 +79,10 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "a schema that cannot be guaranteed": {
         "prompt": "hi",
-        "response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": {"not": {"const": 1}}},
+        },
     },
     "a schema without any text": {
         "prompt": "hi",

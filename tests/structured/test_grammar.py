@@ -59,6 +59,7 @@ TREE = {
         }
     },
 }
+OBJECT = {"type": "object"}
 BASE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 DERIVED = {
     "$defs": {"base": BASE},
@@ -188,6 +189,32 @@ SCHEMAS: list[tuple[dict[str, object], list[object], list[object]]] = [
     ({"type": ["string", "null"], "format": "date"}, [None, "2024-01-01"], ["x"]),
     ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "null"}, [None], [1]),
     ({"$schema": "https://example.com/of/ours", "type": "null"}, [None], [1]),
+    # Keywords that are replaced by others, or have no effect.
+    ({"properties": {"a": {"not": {}}, "b": {"not": False}}, **OBJECT}, [{}, {"b": 1}], [{"a": 1}]),
+    ({"type": ["integer", "object"], "uniqueItems": True}, [1, {}], [[]]),
+    ({"type": "array", "maxItems": 1, "uniqueItems": True}, [[], [1]], [[1, 1], 1]),
+    ({"type": "integer", "if": {}, "dependentRequired": {"a": ["b"]}}, [1], ["a"]),
+    ({"then": False, "type": "integer"}, [1], ["a"]),
+    ({"propertyNames": {"type": "string", "title": "t"}, **OBJECT}, [{}, {"a": 1}], [1]),
+    (
+        PERSON | {"propertyNames": {"pattern": "^[an]"}, "dependentRequired": {"age": ["name"]}},
+        [{"name": "a"}, {"name": "a", "age": 3}],
+        [{}, {"age": 3}],
+    ),
+    (PERSON | {"propertyNames": {"maxLength": 3}, "required": ["age"]}, [{"age": 1}], [{}]),
+    (
+        {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "null"}, **OBJECT}
+        | {"required": ["a"]},
+        [{"a": None}, {"a": None, "b": None}],
+        [{}, {"a": 1}, {"a": None, "c": None}],
+    ),
+    (
+        {"$defs": {"n": {"const": "a"}}, "propertyNames": {"$ref": "#/$defs/n"}, **OBJECT},
+        [{}, {"a": 1}],
+        [{"b": 1}],
+    ),
+    ({"propertyNames": {"pattern": "^[ab]$"}, **OBJECT}, [{}, {"b": 1, "a": 2}], [{"c": 1}]),
+    ({"propertyNames": {"minLength": 2}, **OBJECT}, [{}, {"b\n": 1}], [{"c": 1}]),
     ({"title": "t", "description": "d", "default": 1, "examples": [2], "x": 3}, [1, "a"], []),
 ]
 
@@ -241,10 +268,11 @@ def test_properties_of_other_objects_are_closed_where_some_are_combined() -> Non
     ("schema", "path", "complaint"),
     [
         ({"type": "array", "uniqueItems": True}, "#", '"uniqueItems" cannot be guaranteed'),
-        ({"properties": {"a/b~c": {"not": {}}}}, "#/properties/a~1b~0c", '"not" cannot'),
+        ({"properties": {"a/b~c": {"not": {"const": 1}}}}, "#/properties/a~1b~0c", '"not" cannot'),
         ({"items": {"if": {}, "then": {}}}, "#/items", '"if", "then" cannot be guaranteed'),
+        ({"propertyNames": {"minLength": 2, "pattern": "a"}}, "#", '"propertyNames" cannot'),
         ({"anyOf": [{}, {"contains": {"type": "null"}}]}, "#/anyOf/1", '"contains"'),
-        ({"$defs": {"a": {"propertyNames": {}}}, "$ref": "#/$defs/a"}, "#/$defs/a", "propertyN"),
+        ({"$defs": {"a": {"not": {"const": 1}}}, "$ref": "#/$defs/a"}, "#/$defs/a", "not"),
         ({"dependentRequired": {"a": ["b"]}}, "#", "dependentRequired"),
         ({"unevaluatedProperties": False}, "#", "unevaluatedProperties"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "#/properties/a", "/\\$defs/b"),
