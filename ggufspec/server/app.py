@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ from ggufspec.server.service import ServerOptions, Service
 from ggufspec.server.strict_json import parse_json
 from ggufspec.server.worker import EngineWorker
 
+_NOT_ENFORCED, _MAX_HEADER = "X-Ggufspec-Not-Enforced", 4000
 Events = AsyncGenerator[Sequence[ChoiceEvent], None]
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
@@ -207,15 +209,21 @@ async def _answer(
 ) -> Response:
     """The response, or the beginning of a stream. Raises GgufspecError, ApiError."""
     parsed = await _parse(body, service)
-    renderer = make_renderer(parsed)
+    renderer, headers = make_renderer(parsed), _headers(parsed)
     events = submit(service.worker, parsed, service.options, request.receive)
     if not body.stream:
         await _collect(renderer, events)
         # A long echo has hundreds of thousands of numbers: here it would delay other responses.
-        return await run_in_threadpool(lambda: JSONResponse(renderer.body()))
+        return await run_in_threadpool(lambda: JSONResponse(renderer.body(), headers=headers))
     frames = _frames(renderer, events)
     # An error before the first frame sets the status; later errors are sent in the stream.
-    return _EventStream(await anext(frames), frames, renderer.framing.media_type)
+    return _EventStream(await anext(frames), frames, renderer.framing.media_type, headers)
+
+
+def _headers(parsed: ParsedRequest) -> dict[str, str]:
+    """Which keywords of tools' schemas are not enforced, as ASCII without line breaks."""
+    shown = json.dumps("; ".join(parsed.not_enforced))[1:-1]
+    return {_NOT_ENFORCED: shown[:_MAX_HEADER]} if shown else {}
 
 
 async def _parse(
@@ -257,13 +265,19 @@ class _EventStream(StreamingResponse):
     Starlette's StreamingResponse would also listen for a disconnect, as `submit` already does.
     """
 
-    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], media_type: str) -> None:
+    def __init__(
+        self,
+        first: bytes,
+        frames: AsyncGenerator[bytes, None],
+        media_type: str,
+        headers: Mapping[str, str],
+    ) -> None:
         async def all_frames() -> AsyncGenerator[bytes, None]:
             yield first
             async for frame in frames:
                 yield frame
 
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
         super().__init__(all_frames(), headers=headers, media_type=media_type)
         self._frames = frames
 

@@ -27,6 +27,7 @@ class ParsedRequest:
     `n_top`: number of most likely tokens to report at each position; None: no logprobs.
     `parser`: creates the parser of a text; None: the whole text is content. `echo`: the prompts,
     with which the responses begin; `writes`: whether generated text follows.
+    `not_enforced`: keywords of the tools' schemas that calls may violate.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -37,6 +38,7 @@ class ParsedRequest:
     parser: Callable[[], ChatParser] | None = None
     echo: Sequence[Echo] | None = None
     writes: bool = True
+    not_enforced: Sequence[str] = ()
 
 
 class ChoiceDelta(NamedTuple):

@@ -56,6 +56,7 @@ _OBJECT: dict[str, Any] = {"type": "object"}  # the schema of any object
 class AnswerPlan(NamedTuple):
     options: Mapping[str, Any] = {}  # they replace options of the request
     parser: Callable[[], ChatParser] | None = None  # None: the whole text is content
+    not_enforced: Sequence[str] = ()  # keywords of the tools' schemas
 
 
 def parse_request(
@@ -117,7 +118,9 @@ def parse_request(
     echo = None
     if echoed is not None:
         echo = [echo_of(*each, engine.vocab) for each in zip(echoed, tokens, strict=True)]
-    return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, writes)
+    return ParsedRequest(
+        tokens, options, n, seed, n_top, plan.parser, echo, writes, plan.not_enforced
+    )
 
 
 def text_of(tokens: Sequence[int], engine: Engine) -> str:
@@ -229,28 +232,31 @@ def plan_answer(
     begun, specials = chat_format.begun_in(prompt, vocab), vocab.specials_in(chat_format.text)
     options: dict[str, Any] = {"shown_tokens": frozenset(specials.values())}
     schema, choice = constraints.get("json_schema"), body.tool_choice
-    is_strict = any(tool.function.strict for tool in body.tools or [])
+    strict = {tool.function.name for tool in body.tools or [] if tool.function.strict}
     is_required = choice not in (None, "auto", "none")
     # Small models that are forced to call would repeat the same calls until the token limit.
     is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
-    reasoning = chat_format.reasoning(begun)
+    reasoning, not_enforced = chat_format.reasoning(begun), list[str]()
     if constraints and not tools and (schema is None or not (reasoning and reasoning.is_open)):
         return AnswerPlan()  # the whole text is content
-    if constraints or (tools and (is_required or is_strict or body.parallel_tool_calls is False)):
+    if constraints or (tools and (is_required or strict or body.parallel_tool_calls is False)):
         named = choice.function.name if isinstance(choice, NamedTool) else None
         options["json_schema"] = None
-        options["grammar"] = GrammarMaker(chat_format.syntax, specials, vocab.stop_tokens).grammar(
+        maker = GrammarMaker(chat_format.syntax, specials, vocab.stop_tokens)
+        options["grammar"] = maker.grammar(
             [tool for tool in tools if named in (None, tool["function"]["name"])],
             reasoning,
             is_required=is_required,
             is_parallel=named is None and is_parallel,
+            strict=strict,
             answer=None if schema is None else of_json_schema(schema),
         )
+        not_enforced = maker.not_enforced
     known_ids = [call.id for message in body.messages for call in message.tool_calls or ()]
     parser = partial(
         chat_format.parser, begun, tools or None, is_parallel=is_parallel, known_ids=known_ids
     )
-    return AnswerPlan(options, parser)
+    return AnswerPlan(options, parser, not_enforced)
 
 
 def _options_of(

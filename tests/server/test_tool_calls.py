@@ -143,6 +143,39 @@ def test_a_required_call_is_one_unless_several_are_asked_for(chat_pair: Engine) 
     assert grammar() is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_says_which_parts_of_a_schema_a_required_call_may_violate(
+    caller: Live, stream: bool
+) -> None:
+    ones = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    properties = {
+        "x": {**ones, "uniqueItems": True},
+        "\n\u00e9": {**ones, "contains": {"type": "null"}},
+        "never": {"not": {}},
+    }
+    parameters = {"type": "object", "properties": properties, "required": ["x"]}
+    function = {"name": "add", "parameters": parameters}
+    asked = {"messages": TURN, "tool_choice": "required", "temperature": 0, "stream": stream}
+    response = caller.post(
+        "/v1/chat/completions", tools=[{"type": "function", "function": function}], **asked
+    )
+    assert response.status_code == 200, response.text
+    header = response.headers["x-ggufspec-not-enforced"]
+    assert header.split("; ") == [
+        "add #/properties/x: uniqueItems",
+        r"add #/properties/\n\u00e9: contains",
+    ]
+    if not stream:
+        (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"])["x"] == [1, 1]
+    strict = {"type": "function", "function": {**function, "strict": True}}
+    refused = caller.post("/v1/chat/completions", tools=[strict], **asked)
+    assert refused.status_code == 400
+    assert "#/properties/" in refused.text
+    plain = caller.post("/v1/chat/completions", messages=TURN, tools=TOOLS, max_tokens=1)
+    assert "x-ggufspec-not-enforced" not in plain.headers
+
+
 def test_a_text_that_was_cut_off_in_a_call_says_so(caller: Live) -> None:
     asked = {"messages": TURN, "tools": TOOLS, "temperature": 0, "max_tokens": len(TEXT) - 20}
     (choice,) = caller.ok("/v1/chat/completions", **asked)["choices"]

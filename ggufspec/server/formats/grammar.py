@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,9 @@ from typing import Any, NamedTuple
 
 from ggufspec.server.formats.syntax import ID, INDEX, KEY, NAME, CallSyntax, Syntax, parts, words
 from ggufspec.server.formats.values import escaped, json_text, types_of
-from ggufspec.structured.grammar import of_json_schema
+from ggufspec.structured.grammar import of_json_schema, of_schema_of_tool
+from ggufspec.structured.keys import JsonStart
+from ggufspec.structured.limits import JSON_START
 
 _MAX_DEPTH = 16  # of schemas whose values are not written as JSON
 _PLACES = {ID: "CALL_ID", INDEX: "NUMBER"}
@@ -36,6 +39,7 @@ class GrammarMaker:
         names = sorted(specials, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
         self._names: dict[str, str] = {}  # names of rules and terminals, by their bodies
+        self.not_enforced: list[str] = []  # keywords of schemas, with their tools and places
 
     def grammar(
         self,
@@ -44,42 +48,56 @@ class GrammarMaker:
         *,
         is_required: bool = False,
         is_parallel: bool = False,
+        strict: Collection[str] = (),
         answer: str | None = None,
     ) -> str:
         """The grammar of an answer that calls `tools` or, unless `is_required`, is content.
 
+        `strict`: names of tools whose calls have to match their whole schema: raises OptionError
+        if that cannot be guaranteed. `not_enforced` gets what is left out for other tools.
         `answer`: the grammar for content, from structured.grammar; it is required without tools.
-        Raises OptionError for parameters whose schema cannot be guaranteed.
         """
         call = self._syntax.call
         content = ""
         if answer is not None and not is_required:
             content = self._rule("answer", answer.removeprefix("start: "))
         if call is None or not tools:
-            return self._whole(content, reasoning)
+            return self._whole(content, reasoning, is_json=True)
         if NAME in call.opener:
             call = replace(call, opener="", head=call.opener.lstrip() + call.head, joint=None)
-        opener, calls = call.opener.lstrip(), self._calls(call, tools, is_parallel)
+        opener, calls = call.opener.lstrip(), self._calls(call, tools, is_parallel, strict)
         if is_required:
             body = f"{self._literal(opener)} {calls}"
         elif content:
             body = f"({self._literal(opener)} {calls} | {content})"
         else:
             body = self._or_content(opener, calls)
-        return self._whole(body, reasoning)
+        is_json = (is_required or bool(content)) and call.kind in ("json", "named", "python")
+        return self._whole(body, reasoning, is_json=is_json)
 
-    def _whole(self, body: str, reasoning: Reasoning | None) -> str:
-        start = body
+    def _whole(self, body: str, reasoning: Reasoning | None, *, is_json: bool) -> str:
+        """The grammar of reasoning and a body. `is_json`: any quotes and brackets are JSON's."""
+        start, json_start = body, JsonStart()
         if reasoning is not None:
+            space = reasoning.end[: len(reasoning.end) - len(reasoning.end.lstrip())]
+            is_token = self._pieces(reasoning.end.strip())[0] in self._specials
+            end = reasoning.end.strip() if is_token else space + reasoning.end.strip()
+            begin = "" if reasoning.is_open else reasoning.begin
+            json_start = JsonStart(begin.encode(), end.encode())
             thought = self._until("THOUGHT", reasoning.end)
             if not reasoning.is_open:
                 thought = f"({self._literal(reasoning.begin)} {thought})?"
             start = f"{thought} SPACE? {body}"
         rules = [f"{name}: {body}" for body, name in self._names.items()]
-        return "\n".join([f"start: {start}", *rules, _TERMINALS])
+        comment = json_start.comment if is_json else ""
+        return comment + "\n".join([f"start: {start}", *rules, _TERMINALS])
 
     def _calls(
-        self, call: CallSyntax, tools: Sequence[Mapping[str, Any]], is_parallel: bool
+        self,
+        call: CallSyntax,
+        tools: Sequence[Mapping[str, Any]],
+        is_parallel: bool,
+        strict: Collection[str],
     ) -> str:
         alternatives, arguments = [], dict[str, str]()
         head, middle, tail = call.head, call.middle, call.tail
@@ -88,6 +106,8 @@ class GrammarMaker:
         for i, tool in enumerate(tools):
             name = tool["function"]["name"]
             schema = tool["function"].get("parameters") or {"type": "object"}
+            if name not in strict:
+                schema = self._enforceable(name, schema)
             shown = escaped(name) if call.kind == "json" else name
             if (key := json_text(schema)) not in arguments:
                 arguments[key] = self._arguments(call, f"args_{i}", schema)
@@ -109,6 +129,12 @@ class GrammarMaker:
                 # The end may also follow the space before a next call, else a call would be forced.
                 return f"{one} {more} ({self._literal(closer)} | {self._literal(closer + space)})"
         return f"{one} {more} {self._literal(closer)}"
+
+    def _enforceable(self, name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The schema of a tool without keywords that cannot be guaranteed; these are noted."""
+        lark, dropped = of_schema_of_tool(schema)
+        self.not_enforced += [f"{name} {each}" for each in dropped]
+        return json.loads(lark.removeprefix(JSON_START)) if dropped else schema
 
     def _or_content(self, opener: str, calls: str) -> str:
         """Calls after content, or content alone, which may have marks around it."""
@@ -163,7 +189,7 @@ class GrammarMaker:
         """The arguments of a call; adds a rule for them."""
         if call.kind in ("json", "named"):
             return self._json_rule(rule, schema)
-        of_json_schema(schema)  # refuses the same schemas as for other kinds of calls
+        of_json_schema(schema)  # refuses the same schemas of strict tools as other kinds of calls
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
         required = schema.get("required")

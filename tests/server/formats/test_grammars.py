@@ -21,6 +21,7 @@ TOOLS = [
     tool("weather", city={"type": "string"}, days={"type": "integer"}),
     tool("add_2", x={"type": "array", "items": {"type": "integer"}}),
 ]
+TAGGED = ("tagged", "keys", "typed", "key_tags", "gemma")  # not in JSON
 ARGUMENTS: list[dict[str, Any]] = [{"city": "Paris <b>", "days": 3}, {"x": [1, 22]}]
 
 
@@ -41,19 +42,24 @@ def allows(grammar: str, text: str, specials: Sequence[str] = ()) -> bool:
     return constraint.is_over(tokens) or constraint.n_allowed(tokens, [end]) == 1
 
 
-def called(template: ChatTemplate, n_calls: int) -> str:
+def called(
+    template: ChatTemplate,
+    n_calls: int,
+    tools: Sequence[dict[str, Any]] = TOOLS,
+    arguments: Sequence[dict[str, Any]] = ARGUMENTS,
+) -> str:
     """What the template writes for these calls."""
     calls = [
         {
             "id": f"abcdefgh{i}",
             "type": "function",
-            "function": {"name": TOOLS[i]["function"]["name"], "arguments": ARGUMENTS[i]},
+            "function": {"name": tools[i]["function"]["name"], "arguments": arguments[i]},
         }
         for i in range(n_calls)
     ]
     message = {"role": "assistant", "content": "", "tool_calls": calls}
-    prompt = template.render([USER], tools=TOOLS)
-    whole = template.render([USER, message], tools=TOOLS, add_generation_prompt=False)
+    prompt = template.render([USER], tools=tools)
+    whole = template.render([USER, message], tools=tools, add_generation_prompt=False)
     return whole.removeprefix(prompt).removesuffix("<|end|>\n").strip()
 
 
@@ -168,19 +174,52 @@ def test_texts_of_tagged_arguments_may_be_one_of_several(chat_format: FormatOf) 
         assert not allows(made, texts[name].format("K"))
 
 
-def test_what_a_schema_cannot_guarantee_is_refused(chat_format: FormatOf) -> None:
-    tools = [tool("f", x={"type": "array", "uniqueItems": True})]
-    for name in ("hermes", "tagged", "gemma"):
+def test_what_a_schema_cannot_guarantee_is_refused_for_strict_tools_and_named_for_others(
+    chat_format: FormatOf,
+) -> None:
+    tools = [
+        tool("g", y={"type": "integer"}),
+        tool(
+            "f", x={"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}, no={"not": {}}
+        ),
+    ]
+    texts = {
+        "hermes": '<tool_call>\n{{"name": "f", "arguments": {{"x": [{}]}}}}\n</tool_call>',
+        "tagged": "<tool_call>\n<function=f>\n<parameter=x>\n[{}]\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "gemma": "<|call>call:f{{x:[{}]}}<call|>",
+    }
+    for name, text in texts.items():
+        found = chat_format(TEMPLATES[name])
+        maker = GrammarMaker(found.syntax, {}, [])
         with pytest.raises(OptionError, match="uniqueItems"):
-            grammar_of(
-                chat_format(TEMPLATES[name]),
-                tools,
-                "",
-                is_required=True,
-                is_parallel=True,
-                specials={},
-                ends=[],
-            )
+            maker.grammar(tools, None, is_required=True, strict={"f"})
+        maker = GrammarMaker(found.syntax, {}, [])
+        made = maker.grammar(tools, None, is_required=True, strict={"g"})
+        assert maker.not_enforced == ["f #/properties/x: uniqueItems"]
+        assert allows(made, text.format("1,2" if name == "gemma" else "1, 2"))
+        assert not allows(made, text.format('"a"')) or name == "gemma"
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in TAGGED])
+def test_no_object_in_a_call_or_an_answer_repeats_a_key(
+    name: str, template: Callable[[str], ChatTemplate], chat_format: FormatOf
+) -> None:
+    found, tools = chat_format(TEMPLATES[name]), [tool("f", x={"type": "object"})]
+    call = called(template(TEMPLATES[name]), 1, tools, [{"x": {"a": 1, "b": 2}}])
+    thought = '<think>{"a": 1, "a": 2}</think>\n\n'
+    for names in ([], specials_of(found)):
+        specials = {name: 256 + i for i, name in enumerate(names)}
+        how: dict[str, Any] = {"specials": specials, "ends": []}
+        made = grammar_of(found, tools, "", is_required=True, is_parallel=True, **how)
+        answer = of_json_schema({"type": "array"})
+        either = grammar_of(found, tools, "", answer=answer, **how)
+        answered = '[{"a": 1, "b": 2}]'  # of an object, "bare" could take its { for a call's
+        for grammar, text in ((made, call), (either, call), (either, answered)):
+            assert allows(grammar, text, names)
+            assert allows(grammar, thought + text, names)
+            assert not allows(grammar, text.replace('"b"', '"a"'), names)
+            assert not allows(grammar, thought + text.replace('"b"', '"a"'), names)
 
 
 def test_a_model_may_end_after_the_line_break_between_calls(chat_format: FormatOf) -> None:
