@@ -12,6 +12,8 @@ from types import NoneType
 
 from ggufspec.errors import OptionError
 
+_LEAST32, _MOST32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of 32 bits
+
 
 def number(name: str, value: object) -> float:
     """A real number, also a numpy scalar, as a float."""
@@ -102,6 +104,15 @@ def biases(name: str, value: object) -> dict[int, float]:
     """A mapping from token ids to numbers."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{name} is {value!r}; it must map token ids to numbers")
+    if {*map(type, value)} == {int} and {*map(type, value.values())} <= {int, float}:
+        known = dict(value)
+        sizes = map(abs, known.values())
+        if (
+            min(known) >= 0
+            and max(known) < 2**31
+            and all(size == 0 or _LEAST32 <= size <= _MOST32 or size == math.inf for size in sizes)
+        ):
+            return known  # as below, but 75,000 in some milliseconds
     found = {
         whole(f"a token of {name}", token): number32(f"{name} of token {token}", bias)
         for token, bias in value.items()

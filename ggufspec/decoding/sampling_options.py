@@ -73,6 +73,10 @@ def _number(default: float, allowed: Range, meaning: str) -> Any:
     return field(default=default, metadata={"number": NumberOption(default, allowed, meaning)})
 
 
+class _Biases(dict[int, float]):
+    """Biases that were checked, and need no check in a copy of the options."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How logits become a distribution; defaults, order and meaning are llama.cpp's.
@@ -129,13 +133,15 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, number in NUMBERS.items():
             object.__setattr__(self, name, number.checked(name, getattr(self, name)))
-        biases = validate.biases("logit_bias", self.logit_bias)
-        for token, bias in biases.items():
-            if math.isnan(bias) or bias == math.inf:
-                raise OptionError(
-                    f"logit_bias of token {token} is {bias}; it must be a number, or -inf to ban it"
-                )
-        object.__setattr__(self, "logit_bias", biases)
+        if not isinstance(self.logit_bias, _Biases):
+            biases = _Biases(validate.biases("logit_bias", self.logit_bias))
+            for token, bias in biases.items():
+                if math.isnan(bias) or bias == math.inf:
+                    raise OptionError(
+                        f"logit_bias of token {token} is {bias}; it must be a number, or -inf to "
+                        "ban it"
+                    )
+            object.__setattr__(self, "logit_bias", biases)
         names = tuple(map(sampler_name, validate.texts("samplers", self.samplers)))
         object.__setattr__(self, "samplers", names)
         for name in self.samplers:

@@ -36,6 +36,7 @@ from ggufspec.server.service import ServerOptions, Service
 from ggufspec.server.strict_json import parse_json
 from ggufspec.server.worker import EngineWorker
 
+_LARGE_BODY = 2**16
 _NOT_ENFORCED, _MAX_HEADER = "X-Ggufspec-Not-Enforced", 4000
 Events = AsyncGenerator[Sequence[ChoiceEvent], None]
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -89,7 +90,10 @@ def make_app(service: Service) -> ASGIApp:
 
 class _StrictJsonRequest(Request):
     async def json(self) -> Any:
-        return parse_json(await self.body())
+        body = await self.body()
+        if len(body) < _LARGE_BODY:
+            return parse_json(body)
+        return await run_in_threadpool(parse_json, body)  # 1 MB takes 0.1 s: others go on
 
 
 class _StrictJsonRoute(APIRoute):

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from ggufspec.common.reading import read_toml
 
 T = TypeVar("T")
+_MOST_FIELDS = 1000  # more than any object has
 _TABLES = read_toml(Path(__file__).with_suffix(".toml"))
 # By kind of object: ignored fields with the reason; and fields with their names here.
 IGNORED: Mapping[str, dict[str, str]] = _TABLES["ignored"]
@@ -29,9 +30,13 @@ def given(
     `declared`: the fields of the schema, which always have an effect.
     Raises PydanticCustomError for a field that is given by two names.
     """
+    if document.keys() <= set(declared) and None not in document.values():  # usual, and fast
+        return dict(document)
     renamed, ignored, refused = _of(RENAMED, kinds), _of(IGNORED, kinds), _refused(kinds)
     found: dict[str, Any] = {}
     for name, value in document.items():
+        if len(found) > _MOST_FIELDS:
+            break  # some of them are unknown, and each would be an error
         has_no_effect = name in ignored or (name in refused and value in refused[name][0])
         if value is None or (name not in declared and has_no_effect):
             continue

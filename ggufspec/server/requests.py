@@ -285,7 +285,8 @@ def _options_of(
     if not body.speculative or body.draft_n == 0:
         options["drafter"] = "none"
     if isinstance(body, ChatRequest) and body.prediction is not None:
-        options["prediction"] = joined(body.prediction.content, "")
+        # Once: each choice would tokenize it in the engine's thread.
+        options["prediction"] = engine.pair.tokens_inside(joined(body.prediction.content, ""))
     limits = [n for n in (_limit_of(body), server.max_tokens) if n is not None and n > 0]
     options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options | dict(changes)))

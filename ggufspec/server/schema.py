@@ -18,12 +18,14 @@ N_SAMPLERS = 16
 N_TOP_LOGPROBS = 20
 N_PROMPTS = 64
 N_ADAPTERS = 1000
+N_MESSAGES = N_PARTS = 5000  # a thousand take some milliseconds of processor time
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 MaxTokens = Annotated[int | None, Field(ge=-1, le=2**31)]
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
+# fail_fast: 100,000 wrong tokens would be as many errors, and take a second.
+Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -200,6 +202,9 @@ class TextPart(Body):
     text: str
 
 
+Parts = Annotated[list[TextPart], Field(max_length=N_PARTS)]
+
+
 def joined(content: str | list[TextPart] | None, separator: str) -> str:
     """The text of a message's content, its parts joined."""
     if isinstance(content, list):
@@ -229,7 +234,7 @@ class ChatMessage(Body):
 
     kinds: ClassVar[tuple[str, ...]] = ("messages",)
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = Field(None, validate_default=True)
+    content: str | Parts | None = Field(None, validate_default=True)
     tool_calls: list[ToolCall] | None = None
     function_call: CalledFunction | None = Field(None, description="As one of tool_calls.")
     tool_call_id: str | None = None
@@ -286,14 +291,14 @@ class PredictedOutput(Body):
     """A text that the answer may repeat, such as a file before an edit."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Parts
 
 
 class ChatRequest(GenerationBody):
     """A conversation to continue with a message of the assistant."""
 
     kinds = ("everywhere", "chats")
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=N_MESSAGES)
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
@@ -350,4 +355,4 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(fail_fast=True)

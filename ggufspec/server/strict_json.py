@@ -15,20 +15,27 @@ _MAX_DEPTH = 64
 _MAX_DIGITS = 19
 _TOO_DEEP = f"nested deeper than {_MAX_DEPTH} levels"
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")  # in each body with surrogates
+_AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
+_LARGE = (b"0" * (_MAX_DIGITS + 1), b"0e000", b"0e+000")  # in each body with numbers to check
 _CUT_PAIR = re.compile(r"\\u[dD][89abAB]..(\\(u[0-9a-fA-F]{0,3})?)?\Z")
 
 
 def parse_json(body: bytes) -> Any:
     """The document. Raises ApiError (400)."""
     try:
+        shape = body.translate(_AS_ZEROS)
+        has_large = any(each in shape for each in _LARGE)  # to check each number would take long
         document = json.loads(
             body.decode("utf-8"),
             parse_constant=_finite_float,
-            parse_float=_finite_float,
-            parse_int=_limited_int,
+            parse_float=_finite_float if has_large else None,
+            parse_int=_limited_int if has_large else None,
             object_pairs_hook=_object_of,
         )
-        _check_depth_and_text(document)
+        _check_depth(document)
+        if _ESCAPED.search(body):
+            _check_text(document)
         return document
     except UnicodeDecodeError as error:
         found = f"not UTF-8 at byte {error.start}"
@@ -63,22 +70,28 @@ def sent_arguments(text: str) -> str:
     return json.dumps({"arguments": text}, ensure_ascii=False)
 
 
-def _check_depth_and_text(document: object) -> None:
-    level: list[object] = [document]
+def _check_depth(document: object) -> None:
+    level: list[Any] = [document]
     for _ in range(_MAX_DEPTH):
-        below: list[object] = []
-        for value in level:
-            if isinstance(value, dict):
-                below += value
-                below += value.values()
-            elif isinstance(value, list):
-                below += value
-            elif isinstance(value, str) and _SURROGATE.search(value):
-                raise ValueError("a string has half of a surrogate pair")
-        if not below:
+        containers = [value for value in level if isinstance(value, (dict, list))]
+        level = []
+        for value in containers:
+            level += value.values() if isinstance(value, dict) else value
+        if not level:
             return
-        level = below
     raise ValueError(_TOO_DEEP)
+
+
+def _check_text(document: object) -> None:
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += (*value, *value.values())
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and _SURROGATE.search(value):
+            raise ValueError("a string has half of a surrogate pair")
 
 
 def _finite_float(text: str) -> float:
