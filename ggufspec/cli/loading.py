@@ -98,17 +98,20 @@ class PairOptions:
         return dict(zip(stems if is_unique else map(str, files), pairs, strict=True))
 
 
-def find_model(name: str, *, offline: bool) -> Path:
-    """The file of a named model, downloaded if it is missing. Raises GgufspecError."""
+def find_model(name: str, *, offline: bool, heads: bool = False) -> Path:
+    """The file of a named model, downloaded if it is missing. Raises GgufspecError.
+
+    heads: it may be a draft head, see `resolve`.
+    """
     from ggufspec.models.pull import resolve
 
     with late_bars() as bars:
-        return resolve(name, offline=offline, progress=bars.download)
+        return resolve(name, heads=heads, offline=offline, progress=bars.download)
 
 
 def find_draft(name: str, *, offline: bool) -> DraftFile:
     """The file of a draft; MTP for the head in the target's own file."""
-    return MTP if name == MTP else find_model(name, offline=offline)
+    return MTP if name == MTP else find_model(name, offline=offline, heads=True)
 
 
 def proposed_draft(target: str) -> str:

@@ -183,7 +183,7 @@ def command(
 
 
 def _is_head(name: str) -> bool:
-    paths = locate(name)
+    paths = locate(name, heads=True)
     return paths is not None and is_head(read_header(paths[0]))
 
 

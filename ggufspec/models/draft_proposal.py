@@ -93,7 +93,11 @@ def _headers_here(wanted: Header) -> Iterator[Header]:
     """Yields headers of files beside the target and of smaller files in caches, by size."""
     beside = wanted.paths[0].parent
     folders = (beside, trims_folder())
-    models = (*chain.from_iterable(map(local.models_in, folders)), *local.cached_models())
+    models = (
+        *chain.from_iterable(map(local.models_in, folders)),
+        *local.heads_below(beside),
+        *local.cached_models(),
+    )
     sizes = {
         model[0]: sum(path.stat().st_size for path in model)
         for model in {model[0].resolve(): model for model in models}.values()
@@ -101,7 +105,7 @@ def _headers_here(wanted: Header) -> Iterator[Header]:
     used = sorted(
         (size, path)
         for path, size in sizes.items()
-        if size < wanted.n_bytes or (path.parent == beside and path != wanted.paths[0])
+        if size < wanted.n_bytes or (beside in path.parents and path != wanted.paths[0])
     )
     for _, path in used[:MOST_FILES]:
         with suppress(ModelError):  # damaged
@@ -109,12 +113,12 @@ def _headers_here(wanted: Header) -> Iterator[Header]:
 
 
 def _head_beside(wanted: Header, headers: Sequence[Header]) -> DraftProposal | None:
-    """A head from the target's folder that fits the target; None if there is none."""
+    """A head from the target's folder, or one in it, that fits the target; None: there is none."""
     found: dict[str, Path] = {}
     for header in headers:
         path = header.paths[0]
         with suppress(ModelError, VocabError):  # for another target
-            if path.parent == wanted.paths[0].parent and (head := head_of(wanted, header)):
+            if wanted.paths[0].parent in path.parents and (head := head_of(wanted, header)):
                 found.setdefault(head.kind, path)
     kinds = {"mtp": "an MTP head", "dflash": "a DFlash head", "eagle3": "an EAGLE-3 head"}
     for kind, what in kinds.items():

@@ -9,12 +9,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
 from ggufspec.errors import CacheError, ModelError
 from ggufspec.models import quants
+from ggufspec.models.header import read_header
+from ggufspec.models.heads import is_head
 from ggufspec.models.registry import ModelEntry, Registry, TrimEntry
 
 _REVISION = r"refs/pr/\d+|[\w-][\w.-]*"
@@ -127,14 +129,17 @@ def repo_folder(repo: str) -> Path:
     return hub_cache() / f"models--{repo.replace('/', '--')}"
 
 
-def find(wanted: ModelEntry | HubFiles | HubQuant | TrimEntry) -> tuple[Path, ...] | None:
-    """The files of a model if all of them are in the cache, else None."""
+def find(
+    wanted: ModelEntry | HubFiles | HubQuant | TrimEntry, *, heads: bool = False
+) -> tuple[Path, ...] | None:
+    """The files of a model if all are in the cache, else None. heads: see `quants.choose`."""
     if isinstance(wanted, TrimEntry):
         return (wanted.path,) if wanted.path.is_file() else None
     if (folder := _snapshot(repo_folder(wanted.repo), wanted.revision)) is None:
         return None
     if isinstance(wanted, HubQuant):
-        found = quants.of_quant(_complete_models(folder, "**/*"), wanted.quant)
+        there = _by_header(folder, _complete_models(folder, "**/*"))
+        found = quants.of_quant(there, wanted.quant, *quants.kinds_of(heads))
         files = found[0].files if len(found) == 1 else ()
     else:
         files = wanted.files
@@ -152,6 +157,13 @@ def models_in(folder: Path, pattern: str = "*") -> Iterator[tuple[Path, ...]]:
     """The files of each complete GGUF model in a folder; by default without its subfolders."""
     for model in _complete_models(folder, pattern):
         yield tuple(folder / file for file in model.files)
+
+
+def heads_below(folder: Path) -> Iterator[tuple[Path, ...]]:
+    """The files of each draft head, by its name, in folders of a folder, such as MTP/."""
+    for model in _complete_models(folder, "*/*"):
+        if model.kind == "head":
+            yield tuple(folder / file for file in model.files)
 
 
 def remove(paths: Iterable[Path]) -> int:
@@ -190,6 +202,19 @@ def _complete_models(folder: Path, pattern: str) -> list[quants.ModelFiles]:
     files = [path for path in folder.glob(pattern) if path.is_file()]
     models = quants.group(path.relative_to(folder).as_posix() for path in files)
     return [model for model in models if not model.missing]
+
+
+def _by_header(folder: Path, models: Iterable[quants.ModelFiles]) -> Iterator[quants.ModelFiles]:
+    """The models; where a name leaves doubt, the header tells heads, and leaves out the rest."""
+    for model in models:
+        found = model
+        with contextlib.suppress(ModelError):  # damaged: loading it says so
+            if model.kind == "unsure":
+                header = read_header(folder / model.files[0])
+                if header.values.get("general.type", "model") != "model" or not header.tensors:
+                    continue  # an adapter, or a bare vocabulary
+                found = replace(model, kind="head" if is_head(header) else "model")
+        yield found
 
 
 def _expanded(path: str) -> Path:

@@ -103,7 +103,8 @@ def shapes_of_pair(target: str, draft: str | None) -> tuple[ModelShape, ModelSha
     check_model(header)
     if draft is None:
         return shape_of(header), None
-    at: DraftFile | None = MTP if draft == MTP else next(iter(locate(draft) or ()), None)
+    paths = () if draft == MTP else locate(draft, heads=True)
+    at: DraftFile | None = MTP if draft == MTP else next(iter(paths or ()), None)
     return shape_of(header), draft_shape(header, at)[0] if at else shape_of_name(draft)
 
 

@@ -19,6 +19,7 @@ def resolve(
     name: str,
     *,
     registry: Registry | None = None,
+    heads: bool = False,
     offline: bool = False,
     progress: NamedProgress | None = None,
 ) -> Path:
@@ -26,25 +27,31 @@ def resolve(
 
     name: a path, a registered name, `user/repo:QUANT`, `user/repo/file.gguf`. Of a split model, the
     first file is returned; the others are beside it. registry: by default shipped and user's own.
-    A file in the hub's cache is used without asking the hub for a newer one.
+    heads: a quantization may be that of a draft head, where there is no model of it. A file in the
+    hub's cache is used without asking the hub for a newer one.
     Raises ModelError, DownloadError, CacheError, OptionError.
     """
     if (path := local.local_file(name)) is not None:
         return path
-    found = locate(name, registry)
-    return (found or pull(name, registry=registry, offline=offline, progress=progress))[0]
+    found = locate(name, registry, heads=heads)
+    if found is None:
+        found = pull(name, registry=registry, heads=heads, offline=offline, progress=progress)
+    return found[0]
 
 
-def locate(name: str, registry: Registry | None = None) -> tuple[Path, ...] | None:
+def locate(
+    name: str, registry: Registry | None = None, *, heads: bool = False
+) -> tuple[Path, ...] | None:
     """The files of a model if they are on this machine, else None. Never asks the hub."""
     named = local.parse(name, registry or load_registry())
-    return (named,) if isinstance(named, Path) else local.find(named)
+    return (named,) if isinstance(named, Path) else local.find(named, heads=heads)
 
 
 def pull(
     name: str,
     *,
     registry: Registry | None = None,
+    heads: bool = False,
     offline: bool = False,
     progress: NamedProgress | None = None,
 ) -> tuple[Path, ...]:
@@ -53,15 +60,17 @@ def pull(
     if isinstance(named, Path):
         return (named,)
     if isinstance(named, TrimEntry) or offline or hub.is_offline():
-        if (found := local.find(named)) is not None:
+        if (found := local.find(named, heads=heads)) is not None:
             return found
         if isinstance(named, TrimEntry):
             raise named.not_made()
         raise DownloadError(hub.offline_message(name))
-    return fetch(_remote_files(named, name), progress)
+    return fetch(_remote_files(named, name, heads), progress)
 
 
-def _remote_files(named: ModelEntry | HubFiles | HubQuant, name: str) -> list[RemoteFile]:
+def _remote_files(
+    named: ModelEntry | HubFiles | HubQuant, name: str, heads: bool
+) -> list[RemoteFile]:
     try:
         there = hub.list_files(named.repo, named.revision)
     except DownloadError as error:
@@ -71,7 +80,8 @@ def _remote_files(named: ModelEntry | HubFiles | HubQuant, name: str) -> list[Re
         raise
     files: tuple[str, ...]
     if isinstance(named, HubQuant):
-        files = quants.choose(there, named.quant, f"{named.repo} at {named.revision}").files
+        where = f"{named.repo} at {named.revision}"
+        files = quants.choose(there, named.quant, where, heads=heads).files
     else:
         files = named.files
         if not set(files) & set(there):

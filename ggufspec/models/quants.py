@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Literal
 
 from ggufspec.errors import ModelError
 
@@ -16,7 +17,18 @@ _QUANT = re.compile(
     re.IGNORECASE,
 )
 _NOT_IN_NAMES = re.compile(r"[\\:\x00-\x1f]")
-_NO_MODEL = re.compile(r"(^|/)mmproj|imatrix", re.IGNORECASE)  # GGUF files without a model
+_NO_MODEL = re.compile(r"mmproj|imatrix|(^|/)ggml-vocab-", re.IGNORECASE)  # GGUF without a model
+# Draft heads: in a folder of theirs, or named as llama.cpp names them (common/download.cpp). "MTP"
+# later in a name leaves doubt: there it is mostly a whole model that has such a head.
+_HEAD = re.compile(
+    r"(^|/)(mtp|assistant)/|(^|/)mtp-|(?<![a-z0-9])(eagle-?3|dflash2?|dspark)(?![a-z0-9])",
+    re.IGNORECASE,
+)
+_DOUBT = re.compile(
+    r"(?<![a-z0-9])(mtp|nextn|assistant|eagle|lora|adapter|vocab)(?![a-z0-9])", re.IGNORECASE
+)
+
+Kind = Literal["model", "unsure", "head"]  # by the name of the file; unsure: the header tells
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,7 @@ class ModelFiles:
     quant: str | None
     files: tuple[str, ...]
     missing: tuple[str, ...]
+    kind: Kind = "model"
 
 
 def stays_within(path: str) -> bool:
@@ -59,38 +72,77 @@ def quant_of(path: str) -> str | None:
 
 
 def group(paths: Iterable[str]) -> tuple[ModelFiles, ...]:
-    """The models among the files of a repository."""
+    """The models and draft heads among the files of a repository."""
     there = {path for path in paths if path.lower().endswith(".gguf")}
     wholes = {whole_split(path) for path in there if not _NO_MODEL.search(path)}
     return tuple(
-        ModelFiles(quant_of(files[0]), files, tuple(file for file in files if file not in there))
+        ModelFiles(
+            quant_of(files[0]),
+            files,
+            tuple(file for file in files if file not in there),
+            _kind_of(files[0]),
+        )
         for files in sorted(wholes)
     )
 
 
-def of_quant(models: Iterable[ModelFiles], quant: str) -> list[ModelFiles]:
-    """The models of a quantization or, if there are none, of its dynamic variant ("UD-")."""
-    by_quant: dict[str | None, list[ModelFiles]] = {}
+def of_quant(models: Iterable[ModelFiles], quant: str, *kinds: Kind) -> list[ModelFiles]:
+    """The models of a quantization or, if there are none, of its dynamic variant ("UD-").
+
+    `kinds`: those of the first that has any are returned.
+    """
+    by_kind: dict[tuple[Kind, str | None], list[ModelFiles]] = {}
     for model in models:
-        by_quant.setdefault(model.quant, []).append(model)
-    return by_quant.get(quant.upper()) or by_quant.get(f"UD-{quant.upper()}") or []
+        by_kind.setdefault((model.kind, model.quant), []).append(model)
+    wanted = quant.upper()
+    found = (by_kind.get((kind, name)) for kind in kinds for name in (wanted, f"UD-{wanted}"))
+    return next(filter(None, found), [])
 
 
-def choose(paths: Iterable[str], quant: str, where: str) -> ModelFiles:
-    """The one model of that quantization. Raises ModelError, which lists the existing ones."""
-    models = group(paths)
-    found = of_quant(models, quant)
+def choose(paths: Iterable[str], quant: str, where: str, *, heads: bool = False) -> ModelFiles:
+    """The one model of that quantization. Raises ModelError, which lists the existing ones.
+
+    heads: a draft head will do as well, where there is no model of that quantization.
+    """
+    there = group(paths)
+    found = of_quant(there, quant, *kinds_of(heads))
     if len(found) > 1:
-        named = ", ".join(model.files[0] for model in found)
-        raise ModelError(f"{where} has several models of {quant}: name one of the files {named}")
+        raise ModelError(
+            f"{where} has several models of {quant}: name one of the files {_names(found)}"
+        )
     if found:
         return found[0]
-    known = sorted({model.quant for model in models if model.quant})
+    models = [each for each in there if each.kind in kinds_of(heads)]
     if not models:
-        raise ModelError(f"{where} has no GGUF models: name another repository")
-    there = ", ".join(known) or ", ".join(model.files[0] for model in models)
+        raise ModelError(f"{where} has no GGUF models{_unless(there)}: name another repository")
+    known = sorted({model.quant for model in models if model.quant})
     hint = did_you_mean(quant, known)
-    raise ModelError(f"{where} has no model of {quant}{hint or ';'} it has {there}")
+    what = "model or draft head" if heads else "model"
+    of_heads = _unless(of_quant(there, quant, "head"))
+    raise ModelError(
+        f"{where} has no {what} of {quant}{of_heads}{hint or ';'} it has "
+        f"{', '.join(known) or _names(models)}"
+    )
+
+
+def kinds_of(heads: bool) -> tuple[Kind, ...]:
+    """What may be meant by a quantization, the likeliest first."""
+    return ("model", "unsure", "head") if heads else ("model", "unsure")
+
+
+def _kind_of(path: str) -> Kind:
+    if _HEAD.search(path):
+        return "head"
+    return "unsure" if _DOUBT.search(path) else "model"
+
+
+def _unless(heads: Sequence[ModelFiles]) -> str:
+    """Which draft heads there are instead of a model, for a message; empty without any."""
+    return f", only draft heads (name the file with --draft: {_names(heads)})" if heads else ""
+
+
+def _names(models: Iterable[ModelFiles]) -> str:
+    return ", ".join(model.files[0] for model in models)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_heads
 from hub import Hub, sha256, status
 
 from ggufspec.models.registry import trims_folder
@@ -344,3 +345,49 @@ def test_a_damaged_reference_in_the_cache_counts_as_none(command: Command, names
         result = command("models", "path", "Large")
         assert result.code == 1
         assert "not in the cache" in result.err
+
+
+@pytest.fixture
+def with_heads(hub: Hub, tmp_path: Path) -> Hub:
+    """A repository of a model with MTP heads, and one with a head alone."""
+    table = tiny_heads.Table()
+    head = tiny_heads.Head(table=table)
+    parts = {
+        name: tiny_heads.write_glm4moe(tmp_path / name, table, head, part=part).read_bytes()
+        for name, part in (("trunk", "trunk"), ("head", "head"))
+    }
+    hub.add(
+        "lab/m",
+        {
+            **dict.fromkeys(("m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"), parts["trunk"]),
+            **dict.fromkeys(("MTP/mtp-m-Q8_0.gguf", "MTP/mtp-m-BF16.gguf"), parts["head"]),
+            "mmproj-BF16.gguf": b"GGUF",
+        },
+    )
+    hub.add("lab/heads", {"mtp-m-Q8_0.gguf": parts["head"]})
+    return hub
+
+
+def test_a_head_is_never_the_model_of_a_quantization(command: Command, with_heads: Hub) -> None:
+    refused = command("run", "-m", "lab/m:BF16", "-p", "ab")
+    assert (refused.code, refused.out) == (1, "")
+    assert "has no model of BF16, only draft heads (name the file with --draft: MTP/" in refused.err
+    assert "it has Q8_0, UD-Q4_K_XL" in refused.err
+    only = command("models", "pull", "lab/heads:Q8_0")
+    assert "has no GGUF models, only draft heads" in only.err
+    assert not with_heads.downloads()
+    assert command("models", "pull", "lab/m:Q8_0").out.endswith("m-Q8_0.gguf\n")
+    assert len(with_heads.downloads("m-Q8_0.gguf")) == len(with_heads.downloads()) == 1
+
+
+def test_a_head_in_the_cache_is_only_a_draft(command: Command, with_heads: Hub) -> None:
+    for file in ("m-Q8_0.gguf", "MTP/mtp-m-Q8_0.gguf", "MTP/mtp-m-BF16.gguf"):
+        assert command("models", "pull", f"lab/m/{file}").code == 0
+    assert command("models", "path", "lab/m:Q8_0").out.endswith("/m-Q8_0.gguf\n")
+    assert command("models", "path", "lab/m:BF16").code == 1
+    with_heads.repos.clear()
+    for draft in ("lab/m:BF16", "auto"):
+        asked = ("-m", "lab/m:Q8_0", "-md", draft, "-p", "ab", "-n", "6", "--draft-n", "2")
+        found = command("run", *asked, "-t", "1", "--temp", "0", "--json")
+        assert found.document["n_accepted"] == found.document["n_drafted"] > 0
+    assert "MTP head beside the target" in found.err

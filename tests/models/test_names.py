@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lora
 import pytest
+import tiny
+import tiny_heads
 
 from ggufspec.errors import ModelError
 from ggufspec.models import quants
 from ggufspec.models.local import HubFiles, HubQuant, parse
+from ggufspec.models.pull import locate
 from ggufspec.models.registry import parse_registry
 
 REGISTRY = parse_registry(
@@ -139,3 +143,83 @@ def test_choosing_a_quantization() -> None:
         quants.choose([*paths, "y-Q4_K_M.gguf"], "Q4_K_M", "x")
     with pytest.raises(ModelError, match="no GGUF models"):
         quants.choose(["README.md"], "Q4_K_M", "x")
+
+
+MODELS = ["m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "MTP/mtp-m-{}.gguf",
+        "mtp-m-{}.gguf",
+        "MTP/m-{}-MTP.gguf",
+        "MTP/mtp-m-{}-00001-of-00001.gguf",
+        "m-DFlash-{}.gguf",
+        "dspark-m-{}.gguf",
+        "m-eagle3-{}.gguf",
+        "m_EAGLE-3.{}.gguf",
+        "assistant/m-{}.gguf",
+        "mmproj-{}.gguf",
+        "m-{}.mmproj.gguf",
+        "m-mmproj-{}.gguf",
+        "m-{}.imatrix.gguf",
+        "ggml-vocab-m-{}.gguf",
+    ],
+)
+def test_heads_and_files_without_a_model_are_no_candidates(other: str) -> None:
+    there = [*MODELS, *map(other.format, ("Q8_0", "BF16"))]
+    assert quants.choose(there, "Q8_0", "x").files == ("m-Q8_0.gguf",)
+    assert quants.choose(there, "Q4_K_XL", "x").files == ("m-UD-Q4_K_XL.gguf",)
+    with pytest.raises(ModelError, match=r"no model of BF16.* it has Q8_0, UD-Q4_K_XL$"):
+        quants.choose(there, "BF16", "x")
+    with pytest.raises(ModelError, match=r"x has no GGUF models.*: name another repository"):
+        quants.choose(there[2:], "BF16", "x")
+
+
+@pytest.mark.parametrize("word", ["MTP", "assistant", "eagle", "lora", "adapter", "vocab"])
+def test_a_name_that_leaves_doubt_is_a_candidate_where_no_other_is(word: str) -> None:
+    doubtful = [f"m-{word}-{quant}.gguf" for quant in ("Q8_0", "BF16")]
+    assert quants.choose([*MODELS, *doubtful], "Q8_0", "x").files == ("m-Q8_0.gguf",)
+    assert quants.choose([*MODELS, *doubtful], "BF16", "x").files == (doubtful[1],)
+
+
+@pytest.mark.parametrize("name", ["OpenAssistant-7b", "Eagle2-9B", "flashmtp", "Mtpl-1B"])
+def test_words_within_words_leave_no_doubt(name: str) -> None:
+    there = [f"{name}-Q8_0.gguf", "m-Q8_0.gguf"]
+    with pytest.raises(ModelError, match="several models"):
+        quants.choose(there, "Q8_0", "x")
+
+
+def test_a_draft_may_be_a_head_where_no_model_is() -> None:
+    there = [*MODELS, "MTP/mtp-m-Q8_0.gguf", "MTP/mtp-m-BF16.gguf"]
+    assert quants.choose(there, "Q8_0", "x", heads=True).files == ("m-Q8_0.gguf",)
+    assert quants.choose(there, "BF16", "x", heads=True).files == ("MTP/mtp-m-BF16.gguf",)
+    with pytest.raises(ModelError, match=r"only draft heads .*--draft: MTP/mtp-m-BF16.gguf\)"):
+        quants.choose(there, "BF16", "x")
+    with pytest.raises(ModelError, match=r"no model or draft head of F32.* it has BF16, Q8_0"):
+        quants.choose(there, "F32", "x", heads=True)
+
+
+def test_the_header_tells_what_a_doubtful_name_in_the_cache_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    commit = "0" * 40
+    folder = tmp_path / "models--lab--m" / "snapshots" / commit
+    folder.mkdir(parents=True)
+    table = tiny_heads.Table()
+    head = tiny_heads.Head(table=table)
+    model = tiny_heads.write_glm4moe(folder / "m-MTP-Q4_0.gguf", table, head)
+    alone = tiny_heads.write_eagle3(folder / "m-assistant-Q8_0.gguf", head)
+    tiny.write_vocab_only(folder / "m-vocab-F32.gguf")
+    lora.write_lora(folder / "m-lora-F16.gguf")
+    (folder / "m-lora-BF16.gguf").write_bytes(b"GGUF")
+
+    def found(quant: str, **how: bool) -> Path | None:
+        return next(iter(locate(f"lab/m@{commit}:{quant}", REGISTRY, **how) or ()), None)
+
+    assert found("Q4_0") == found("Q4_0", heads=True) == model
+    assert (found("Q8_0"), found("Q8_0", heads=True)) == (None, alone)
+    assert found("F16", heads=True) is found("F32", heads=True) is None
+    assert found("BF16") is not None, "damaged: verify can name it"
