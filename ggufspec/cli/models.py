@@ -18,10 +18,9 @@ from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import local
-from ggufspec.models.adapters import check_no_adapter
 from ggufspec.models.download import hashes_of
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.heads import head_text, is_head
+from ggufspec.models.heads import check_type, head_text, is_head
 from ggufspec.models.hub import Transient, is_offline
 from ggufspec.models.local import parse
 from ggufspec.models.pull import Mismatch, locate
@@ -99,7 +98,7 @@ def show(name: str, as_json: bool) -> None:
         )
     header = read_header(paths[0]) if paths else None
     if header is not None:
-        check_no_adapter(header)
+        check_type(header)
     pairs = registry.pairs_of(known.alias) if known else ()
     if as_json:
         document = {

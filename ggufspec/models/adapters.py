@@ -50,15 +50,6 @@ def adapters_of(name: str, given: object) -> Adapters:
     return tuple(adapters)
 
 
-def check_no_adapter(header: Header) -> None:
-    """Raise ModelError for a LoRA adapter in the place of a model."""
-    if header.values.get("general.type") == "adapter":
-        raise ModelError(
-            f"{header.paths[0]} is a LoRA adapter, not a model: name it with --lora (in Python "
-            "lora=[...]), and as the model the one that it was made for"
-        )
-
-
 def with_adapters(model: Header, adapters: Adapters) -> Header:
     """The header of a model, with the tensors of its adapters added to the layers they change.
 

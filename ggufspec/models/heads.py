@@ -7,7 +7,6 @@ from typing import Literal
 
 from ggufspec.common.facts import counted
 from ggufspec.errors import ModelError
-from ggufspec.models.adapters import check_no_adapter
 from ggufspec.models.head_facts import (
     ASSISTANT,
     DFLASH,
@@ -28,6 +27,12 @@ from ggufspec.models.header import Header, read_header
 DraftFile = Path | Literal["mtp"]
 
 _TARGET_OF_ASSISTANT = "gemma4"
+_OTHERS = {  # by general.type
+    "adapter": "a LoRA adapter, not a model: name it with --lora (in Python lora=[...]), and as "
+    "the model the one that it was made for",
+    "mmproj": "a projector for images or sound, not a model: name the model that it was made for",
+    "imatrix": "an importance matrix for quantization, not a model: name a model",
+}
 
 
 def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
@@ -59,9 +64,15 @@ def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFac
 
 
 def is_head(header: Header) -> bool:
-    """Whether a file is a draft head only. Raises ModelError for a LoRA adapter."""
-    check_no_adapter(header)
+    """Whether a file is a draft head only. Raises ModelError as `check_type`."""
+    check_type(header)
     return is_mtp_alone(header) or header.architecture in KINDS
+
+
+def check_type(header: Header) -> None:
+    """Raise ModelError for a file that is neither a model nor a head, but goes with one."""
+    if what := _OTHERS.get(str(header.values.get("general.type"))):
+        raise ModelError(f"{header.paths[0]} is {what}")
 
 
 def is_mtp_alone(header: Header) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 from patience import PATIENCE
@@ -49,6 +50,11 @@ def no_gguf(path: Path) -> Path:
     return path
 
 
+def projector(path: Path) -> Path:
+    weights = {"v.patch_embd.weight": np.zeros((32, 32), np.float32)}
+    return tiny.write_gguf(path, "clip", {"general.type": "mmproj"}, None, weights)
+
+
 def half(path: Path) -> Path:
     return tiny.truncate(tiny.write_llama(path), 0.5)
 
@@ -61,6 +67,7 @@ def half(path: Path) -> Path:
         (a_folder, ["is a folder", "name a GGUF file in it"]),
         (no_gguf, ["is not a GGUF file", "b'Once'"]),
         (half, ["is truncated", "Download it again"]),
+        (projector, ["is a projector for images", "name the model that it was made for"]),
         (tiny.write_vocab_only, ["could not be loaded", "token_embd.weight"]),
         (tiny.write_without_tokenizer, ["could not be loaded", "tokenizer"]),
         (tiny.write_bert, ["embeddings", "a model that writes text"]),
@@ -74,7 +81,7 @@ def test_a_target_that_is_no_language_model(
     refuses(run("-m", model, "-p", "hi"), ERROR, str(model), *named)
 
 
-@pytest.mark.parametrize("write", [missing, empty, no_gguf, half, tiny.write_vocab_only])
+@pytest.mark.parametrize("write", [missing, empty, no_gguf, half, projector, tiny.write_vocab_only])
 def test_a_draft_that_is_no_language_model(
     write: Callable[[Path], Path], run: Command, target: Path, tmp_path: Path
 ) -> None:
