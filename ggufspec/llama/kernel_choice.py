@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 
 from ggufspec import _native
+from ggufspec.common.progress import Phases
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import GgufspecError
@@ -29,6 +30,8 @@ SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
 # packed weights leave the host buffers, from which devices read weights for prompts.
 PROMPT, N_WRITTEN = 512, 256
 
+# Of a load that measures: loading and timing with either kernels, and what else there may be.
+_N_PHASES = 5
 _NO_SLOWER = 1.02  # times llama.cpp's time for one token; repeated measurements differ by this
 _N_PASSES, _SECONDS = 7, 1.0  # maximum passes per size; limit for repeating them
 _DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
@@ -84,12 +87,14 @@ class Placed(NamedTuple):
     overrides: Overrides = ()
 
 
-def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[int | None, Choice]:
+def load(
+    path: Path, load_file: Load, placed: Placed, *, writes: bool, phases: Phases
+) -> tuple[int | None, Choice]:
     """Load a model with the kernels that are fastest for it: (its pointer or None, the choice).
 
     The first time on this machine, it is loaded with llama.cpp's kernels and with ours, and passes
     over SIZES tokens decide; that is stored. writes: it is a model of its own, so that its passes
-    can be measured.
+    can be measured. phases: of loading, of which `load_file` reports the share.
     """
     usable: Mapping[str, int] = {}
     if environ.get(kernels.VARIABLE) != "off" and (writes or not placed.devices):
@@ -116,12 +121,13 @@ def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[
                 path.name,
             )
             sizes = (*SIZES, PROMPT) if placed.devices else SIZES
-            pointer, choice = _measure(load_file, offer, sizes)
+            pointer, choice = _measure(load_file, offer, sizes, phases)
             times = [each.values() for each in (choice.llama_cpp, choice.ggufspec) if each]
             if pointer is not None and len(times) == 2 and not any(map(is_disturbed, times)):
                 profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
             return pointer, choice
-    return load(path, load_file, placed, writes=writes)  # another process has measured it
+    # Another process has measured it.
+    return load(path, load_file, placed, writes=writes, phases=phases)
 
 
 def measuring() -> AbstractContextManager[None]:
@@ -198,24 +204,29 @@ def _offer(header: Header, placed: Placed, usable: Mapping[str, int]) -> Offer:
     return Offer(types, bool(placed.devices) and (free is None or _ROOM * n_bytes < free))
 
 
-def _measure(load_file: Load, offer: Offer, sizes: Sequence[int]) -> tuple[int | None, Choice]:
+def _measure(
+    load_file: Load, offer: Offer, sizes: Sequence[int], phases: Phases
+) -> tuple[int | None, Choice]:
     """The model's pointer, and the choice from timed passes of the whole model.
 
     Our kernels are used for all types if one token is then no slower. Otherwise, for a model on the
     CPU alone, each type is tried on its own and kept if one token is no slower.
     """
     types, both = offer
-    pointer, theirs = _timed(load_file, Offer(), sizes)
+    phases.n = _N_PHASES
+    pointer, theirs = _timed(load_file, Offer(), sizes, phases)
     if pointer is None or theirs is None:
         return pointer, Choice()
     llama_cpp.llama_model_free(pointer)
-    pointer, together = _timed(load_file, offer, sizes)
+    pointer, together = _timed(load_file, offer, sizes, phases)
     if pointer is None or together is None or _is_faster(together, theirs):
         return pointer, Choice((*types,), theirs, together, both)
     chosen: dict[str, int] = {}
-    for name, number in types.items() if len(types) > 1 and PROMPT not in sizes else ():
+    singly = types if len(types) > 1 and PROMPT not in sizes else {}
+    phases.n += 2 * len(singly)
+    for name, number in singly.items():
         llama_cpp.llama_model_free(pointer)
-        pointer, times = _timed(load_file, Offer({name: number}), sizes)
+        pointer, times = _timed(load_file, Offer({name: number}), sizes, phases)
         if pointer is None or times is None:
             return pointer, Choice((name,))
         if _is_faster(times, theirs):
@@ -223,15 +234,21 @@ def _measure(load_file: Load, offer: Offer, sizes: Sequence[int]) -> tuple[int |
     llama_cpp.llama_model_free(pointer)
     if not chosen:
         return load_file(False), Choice((), theirs, together)
-    pointer, times = _timed(load_file, Offer(chosen), sizes)
+    pointer, times = _timed(load_file, Offer(chosen), sizes, phases)
     return pointer, Choice((*chosen,), theirs, times)
 
 
-def _timed(load_file: Load, offer: Offer, sizes: Sequence[int]) -> tuple[int | None, Times | None]:
+def _timed(
+    load_file: Load, offer: Offer, sizes: Sequence[int], phases: Phases
+) -> tuple[int | None, Times | None]:
     """Load with our kernels for these types, and time passes; frees the model if that raises."""
-    pointer = _load(load_file, offer)
+    if (pointer := _load(load_file, offer)) is None:
+        return None, None
     try:
-        return pointer, None if pointer is None else _time(pointer, sizes)
+        phases.end()
+        times = _time(pointer, sizes, phases)
+        phases.end()
+        return pointer, times
     except BaseException:
         llama_cpp.llama_model_free(pointer)
         raise
@@ -262,7 +279,7 @@ def _load(load_file: Load, offer: Offer) -> int | None:
         _native.offer_kernels([])
 
 
-def _time(pointer: int, sizes: Sequence[int]) -> Times | None:
+def _time(pointer: int, sizes: Sequence[int], phases: Phases) -> Times | None:
     """Milliseconds of the model's passes on an empty cache; None if it has none."""
     if llama_cpp.llama_model_has_encoder(pointer) or not llama_cpp.llama_model_has_decoder(pointer):
         return None
@@ -277,6 +294,7 @@ def _time(pointer: int, sizes: Sequence[int]) -> Times | None:
                 if seconds is None:
                     return None
                 found[size].append(1000 * seconds)
+                phases(i / _N_PASSES)
             if i > 1 and perf_counter() - began > _SECONDS:
                 break
     return {size: min(times) for size, times in found.items()}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llama_cpp
 
+from ggufspec.common.progress import Phases, Share
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import kernel_choice, kernels
 from ggufspec.llama.devices import offload_devices, tensor_overrides
@@ -63,7 +64,7 @@ class Model:
         overrides: Overrides = (),
         adapters: Adapters = (),
         key_overrides: KeyOverrides = (),
-        progress: Callable[[float], None] | None = None,
+        progress: Share | None = None,
     ) -> None:
         """Load `path`. n_gpu_layers: negative for all.
 
@@ -144,17 +145,17 @@ class Model:
     def _load(
         self,
         params: llama_cpp.llama_model_params,
-        progress: Callable[[float], None] | None,
+        progress: Share | None,
         placed: kernel_choice.Placed,
         writes: bool,
     ) -> tuple[int, kernel_choice.Choice]:
         interrupted: list[BaseException] = []
+        phases = Phases(progress)
 
         def on_progress(share: float, _: int | None) -> bool:
             # An exception cannot cross llama.cpp: keep it, and make llama.cpp stop.
             try:
-                if progress is not None:
-                    progress(share)
+                phases(share)
             except BaseException as error:
                 interrupted.append(error)
             return not interrupted and not log.interrupted
@@ -171,7 +172,9 @@ class Model:
         with listening():
             llama_cpp.llama_backend_init()
             if self.repack:
-                pointer, choice = kernel_choice.load(self.path, load_file, placed, writes=writes)
+                pointer, choice = kernel_choice.load(
+                    self.path, load_file, placed, writes=writes, phases=phases
+                )
             else:
                 pointer, choice = load_file(False), kernel_choice.Choice()
             if interrupted or log.interrupted:

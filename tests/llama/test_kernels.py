@@ -201,8 +201,10 @@ SLOWED = """
     from pathlib import Path
     import llama_cpp
     from ggufspec import _native
+    from ggufspec.common.progress import Phases
     from ggufspec.llama import kernel_choice, kernels
 
+    shares = []
     offered, clock = [], {"now": 0.0, "step": 1.0}
     offer = _native.offer_kernels
 
@@ -229,8 +231,10 @@ SLOWED = """
     llama_cpp.llama_backend_init()
     kernels.leave_out_broken_amx()  # as Model does
     placed = kernel_choice.Placed(*((["GPU0"], int(sys.argv[3])) if len(sys.argv) > 3 else ()))
-    pointer, choice = kernel_choice.load(Path(sys.argv[1]), load_file, placed, writes=True)
+    how = {"writes": True, "phases": Phases(shares.append)}
+    pointer, choice = kernel_choice.load(Path(sys.argv[1]), load_file, placed, **how)
     assert pointer
+    assert shares == sorted(shares) and (len({*shares}) > 3) == bool(choice.reason)
     print(*choice.types)
     print(choice.reason)
 """
