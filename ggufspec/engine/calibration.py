@@ -35,39 +35,46 @@ LEAST_DEPTH, MOST_TOKENS = 2, 512  # an EAGLE-3 head needs two tokens to draft f
 def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
     """Measure the pair, unless its profile is already settled; seeds then repeat their texts.
 
-    `progress` is called with ("costs", done, total). Raises DecodeError, ClosedError.
+    `progress` is called with ("costs" or "draft costs", done, total). Raises DecodeError,
+    ClosedError.
     """
     heard = pair.lock.callback(progress)
     with pair.lock.held():
         _measure(pair, pair.profile, pair.target, 0, heard)
 
 
-def calibrate_draft(pair: Pair) -> None:
+def calibrate_draft(pair: Pair, progress: NamedProgress | None = None) -> None:
     """Measure the draft with its own draft as `calibrate` measures the pair."""
     assert pair.draft is not None
+    heard = pair.lock.callback(progress)
     with pair.lock.held():
-        _measure(pair, pair.profile_of_draft, pair.draft, 1)
+        _measure(pair, pair.profile_of_draft, pair.draft, 1, heard)
 
 
 def calibrate_all(pair: Pair, progress: NamedProgress | None = None) -> None:
     """Measure the pair, and the draft with its own draft; `progress`: see calibrate."""
     calibrate(pair, progress)
     if pair.draft is not None and pair.head is None:
-        calibrate_draft(pair)
+        calibrate_draft(pair, progress)
 
 
-def settle(pair: Pair, known: Mapping[str, object] | None = None) -> dict[str, object]:
+def settle(
+    pair: Pair,
+    known: Mapping[str, object] | None = None,
+    progress: NamedProgress | None = None,
+) -> dict[str, object]:
     """Begin all texts with a seed from one profile from now on, also at temperature 0.
 
     `known`: the return value of another engine's `settle`; None: this engine's profile, measured
-    now if it was not. Engines in several processes then write equal texts from equal seeds.
+    now if it was not (`progress`: see calibrate). Engines in several processes then write equal
+    texts from equal seeds.
     Returns the profile as JSON data. Raises ValueError where `known` is not such data.
     """
     if known is None:
-        calibrate(pair)
+        calibrate(pair, progress)
         known = pair.profile.to_document()
         if pair.draft_of_draft is not None:
-            calibrate_draft(pair)
+            calibrate_draft(pair, progress)
             known["of_draft"] = pair.profile_of_draft.to_document()
     profile = PairProfile.of_document(known, pair.profile.costs)
     of_draft = known.get("of_draft", {})
@@ -86,7 +93,7 @@ def _measure(
     profile: PairProfile,
     context: Context,
     role: int,
-    progress: NamedProgress | None = None,
+    progress: NamedProgress | None,
 ) -> None:
     """Measure `context` and its draft, whose sessions in a slot have the places `role`, role + 1.
 
@@ -97,10 +104,14 @@ def _measure(
     slot, known = _spare(pair), profile.costs
     target, draft = (*slot.sessions, None)[role : role + 2]
     assert target is not None
+    tell = progress or (lambda what, done, of: None)
+    of_draft = partial(tell, "draft costs")
+    of_passes = of_draft if role else partial(tell, "costs")
+    of_passes(0, 1)
     costs = measured(
         context,
         [size for size in SIZES if size <= min(known.n_most, context.n_ctx)],
-        progress and partial(progress, "costs"),
+        of_passes,
         n_most=known.n_most,
         n_sharers=known.n_sharers,
         n_per_step=known.n_per_step,
@@ -109,7 +120,7 @@ def _measure(
     if draft is not None:
         filler = filler_tokens(pair.vocab, min(context.n_ctx, MOST_TOKENS))
         n_draft = min(N_DRAFTED, costs.n_most - 1)
-        how = DEPTH, N_ROUNDS, n_draft, costs.n_per_step
+        how = DEPTH, N_ROUNDS, n_draft, costs.n_per_step, of_draft
         rounds, readings = _drafts(target, draft, filler, *how)
         fastest = [min(found, key=_per_step) for found in (rounds, readings) if found]
         for each in fastest:  # others may have been disturbed
@@ -183,6 +194,7 @@ def _drafts(
     uniforms, draft_uniforms = uniform_streams(0)
     tokens, sampling = array("i", filler[:depth]), Sampling()
     materials = Materials(sampling, draft_uniforms, (), draft, n_draft_max=n_draft, tree="off")
+    n_end = min(depth + n_rounds * (n_draft + 1), len(filler))
     steps = speculate(
         tokens,
         drafter=make("model", materials),
@@ -190,8 +202,10 @@ def _drafts(
         sampling=sampling,
         uniforms=uniforms,
         n_draft=n_draft,
-        n_end=min(depth + n_rounds * (n_draft + 1), len(filler)),
+        n_end=n_end,
     )
+    tell, n_all = progress or (lambda done, of: None), n_end - depth + 1  # 1: for the readings
+    tell(0, n_all)
     rounds: list[_Drafted] = []
     n_further: int | None = None
     for ask in steps:
@@ -202,8 +216,7 @@ def _drafts(
             n = ceil(round_.n_drafted / n_per_step)
             rounds.append(_Drafted(round_.draft_seconds, n, n_further))
         n_further = int(round_.n_accepted == round_.n_drafted)  # the last token of its draft
-        if progress is not None:
-            progress(min(len(rounds) + 1, n_rounds), n_rounds)
+        tell(min(len(tokens) - depth, n_all - 1), n_all)
     if materials.policy.failure:
         raise DecodeError(f"the draft cannot be measured: {materials.policy.failure}")
     readings: list[_Drafted] = []
@@ -216,4 +229,5 @@ def _drafts(
         draft.score(tokens)
         if n_read > 1:  # a head that reads the target's cells has none to read
             readings.append(_Drafted(perf_counter() - start, 1, n_read - 1))
+    tell(n_all, n_all)
     return rounds, readings

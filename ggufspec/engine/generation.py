@@ -102,7 +102,7 @@ class Generation:
             self._policy = pair.profile.policy(self._temperature, has_model=self._has_model, **how)
             if self._has_stage:
                 if self._repeats:
-                    calibrate_draft(pair)
+                    calibrate_draft(pair, self._progress)
                 self._policy_of_draft = pair.profile_of_draft.policy(
                     self._temperature, has_model=self._has_third_model, **how
                 )

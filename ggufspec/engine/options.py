@@ -85,7 +85,7 @@ class GenerateOptions(TypedDict, total=False):
     # A guess of the text, such as a file before an edit: n-grams draft from it.
     prediction: str | Sequence[int] | None
     verify: str  # "traversal", "rejection", "match"
-    progress: NamedProgress | None  # ("target", "draft", "costs" or "vocabulary", done, of)
+    progress: NamedProgress | None  # ("target", "draft", "costs", "vocabulary" ..., done, of)
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,8 @@ def time_interleaved(
     found: dict[Kind, list[float]] = {kind: [] for kind in passes}
     n_all = n_repeats * len(passes)
     order = list(passes)
+    if progress is not None:
+        progress(0, n_all)
     started = perf_counter()
     for i in range(_MOST_REPEATS * n_repeats):
         if i >= n_repeats and perf_counter() - started > at_least:

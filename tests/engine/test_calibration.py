@@ -45,6 +45,15 @@ def test_a_measured_cost_model_has_passes_of_all_slots_and_lengths(engine: Engin
     assert costs.n_measured(33)
 
 
+def test_all_of_it_is_reported(engine: Engine) -> None:
+    heard: list[tuple[str, int, int]] = []
+    calibration.calibrate_all(engine.pair, lambda *at: heard.append(at))
+    for what in ("costs", "draft costs"):
+        (_, first, _), *_, (_, last, total) = (each for each in heard if each[0] == what)
+        assert (first, last) == (0, total)
+    assert {what for what, _, _ in heard} == {"costs", "draft costs"}
+
+
 def test_other_texts_keep_their_caches(engine: Engine) -> None:
     prompts = [[n, *range(20, 120)] for n in range(5, 5 + N_SLOTS - 1)]
     texts = [engine.stream(prompt, **SAMPLED) for prompt in prompts]

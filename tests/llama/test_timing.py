@@ -175,7 +175,7 @@ def test_kinds_of_passes_take_turns_and_the_first_of_two_is_not_timed() -> None:
     found = time_interleaved(passes, 2, progress=lambda done, of: heard.append((done, of)))
     assert "".join(calls) == "aabb" + "bbaa"
     assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2}
-    assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert heard == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_short_passes_are_repeated_more_often() -> None:
