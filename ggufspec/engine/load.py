@@ -20,6 +20,7 @@ from ggufspec.engine.pair import DraftOfDraft, Pair, add_texts, read_texts
 from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError
+from ggufspec.llama import kernels
 from ggufspec.llama.attention import Attention, UsualText, known_attention
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_checks import check_exact, check_room
@@ -38,7 +39,9 @@ from ggufspec.placement.overrides import overrides_of
 from ggufspec.placement.rpc_address import addresses
 
 FIT = "fit"
-LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction loaded)
+# What is done, and its share up to 1: "kernels" (tried), "target", "draft", "draft of the draft"
+# (loaded, and its kernels measured), "contexts" (made, and attention measured), "draft texts".
+LoadProgress = Callable[[str, float], None]
 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
 # the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
@@ -146,6 +149,7 @@ def load(
     next turn is not read anew; None: a quarter of what is free once all is loaded, at most 8,192.
     ctx_checkpoints: ends of messages whose state is kept for each slot of a model with recurrent
     layers, so that a turn that departs there (without earlier reasoning) reads only what is new.
+    progress: called at the start and the end of each step, and within most: see LoadProgress.
 
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
@@ -209,10 +213,14 @@ def load(
     with ExitStack() as undone:
         undone.callback(servers.close)
         places.add(servers.gpus())
+        tell = progress or (lambda what, share: None)
+        tell("kernels", 0.0)
+        kernels.prepare(repack=repack)
+        tell("kernels", 1.0)
         placed = places.first()
         while True:
             try:
-                engine = _load(placed, servers, places, TextStore(n_remembered), progress)
+                engine = _load(placed, servers, places, TextStore(n_remembered), tell)
                 break
             except OutOfMemoryError:
                 smaller = places.smaller(placed)
@@ -231,7 +239,7 @@ def _load(
     servers: RpcConnections,
     places: Fit,
     texts: TextStore,
-    progress: LoadProgress | None,
+    tell: LoadProgress,
 ) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     head = places.head
@@ -240,12 +248,15 @@ def _load(
     vocab_maps: list[VocabMap | None] = []  # of the drafts
     with ExitStack() as stack:
         for name, load_model in _roles(options, head, servers.devices):
-            model = load_model(progress=progress and partial(progress, name))
+            tell(name, 0.0)
+            model = load_model(progress=partial(tell, name))
             models.append(stack.enter_context(closing(model)))
+            tell(name, 1.0)
             if model is not models[0] and head is None:
                 vocab_maps.append(map_of(models[0].vocab, model.vocab))
         if options.draft == MTP:
             models *= 2
+        tell("contexts", 0.0)
         settings, attention = _settings(models, options, places)
         link = None
         for model, its_settings in zip(models, settings, strict=False):
@@ -280,6 +291,7 @@ def _load(
             file_sampling=places.file_sampling,
             chat_template=options.chat_template,
         )
+        tell("contexts", 1.0)
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises
         return engine

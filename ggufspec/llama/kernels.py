@@ -156,6 +156,16 @@ def _backend_libraries() -> Iterator[ctypes.CDLL]:
             yield ctypes.CDLL(info.dli_fname.decode())
 
 
+def prepare(*, repack: bool) -> None:
+    """Try, in child processes, what was not tried on this machine: it takes seconds, once.
+
+    `repack`: whether the models to load may use our kernels.
+    """
+    leave_out_broken_amx()
+    if repack:
+        status()
+
+
 @cache
 def leave_out_broken_amx() -> bool:
     """Before the first model is loaded: disable AMX if it does not work; true if disabled."""

@@ -332,9 +332,14 @@ def test_progress_rises_to_one(mmap: bool, good: Path) -> None:
 def test_progress_says_whose_it_is(good: Path) -> None:
     heard: list[tuple[str, float]] = []
     load(good, good, progress=lambda whose, share: heard.append((whose, share))).close()
-    names = [whose for whose, _ in heard]
-    assert [name for name, _ in itertools.groupby(names)] == ["target", "draft"]
-    assert [share for _, share in heard].count(1.0) == 2
+    steps = {
+        whose: [share for _, share in of]
+        for whose, of in itertools.groupby(heard, lambda each: each[0])
+    }
+    assert [*steps] == ["kernels", "target", "draft", "contexts"]
+    for shares in steps.values():
+        assert shares == sorted(shares)
+        assert (shares[0], shares[-1]) == (0, 1), "told before what may take long, and after it"
 
 
 class StopLoadingError(Exception):
