@@ -34,6 +34,7 @@ from ggufspec.engine.options import file_sampling
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 
+_GENERATING = "Generating"
 # Options that do not change texts, and what follows from the prompts.
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
 
@@ -296,7 +297,7 @@ class _Shown:
         self._n_tokens += record.get("n_generated", 0)
         speed = self._n_tokens / max(monotonic() - self._started, 1e-9)
         label = f"{speed:.1f} tokens/s"
-        self._bars.update("Generating", self._n_done, self._n_all, label=label, in_lines=True)
+        self._bars.update(_GENERATING, self._n_done, self._n_all, label=label)
 
     def _say(self, text: str, *, only_if_verbose: bool = False) -> None:
         if self._verbose or not only_if_verbose:

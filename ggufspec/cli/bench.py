@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ggufspec.bench.tables import Table
 
 PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
+_STARTING = "Starting what to compare with"
 SAVE_SECONDS = 2.0  # minimum time between two writes of the file
 SAVE_SHARE = 0.05  # maximum share of the time spent on writes: one takes seconds with many texts
 
@@ -300,8 +301,10 @@ def _perform(
         return
     with ExitStack() as stack:
         engine = stack.enter_context(load_with_bars(job.target, job.draft, dict(job.load)))
-        baselines = stack.enter_context(opened_baselines(job, engine, llama_bin, render.note))
         bars = stack.enter_context(late_bars())
+        bars.update(_STARTING, 0, 1)
+        baselines = stack.enter_context(opened_baselines(job, engine, llama_bin, render.note))
+        bars.update(_STARTING, 1, 1)
         due = monotonic() + SAVE_SECONDS
 
         def save() -> None:
@@ -312,7 +315,7 @@ def _perform(
                 due = now + max(SAVE_SECONDS, (now - started) / SAVE_SHARE)
 
         def show(done: int, of: int, label: str) -> None:
-            bars.update("Measuring", done, of, unit="share", label=label, in_lines=True)
+            bars.update("Measuring", done, of, unit="share", label=label)
 
         perform(job, engine, results, show, baselines=baselines, warn=render.note, on_text=save)
 

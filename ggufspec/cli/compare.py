@@ -128,7 +128,8 @@ def command(
             if name:
                 from ggufspec.engine.calibration import calibrate
 
-                calibrate(engine.pair)
+                with late_bars() as bars:
+                    calibrate(engine.pair, bars.prompt)
                 steps[name] = 1e3 * engine.pair.profile.costs.step
             if not races:
                 render.echo(_ORDER, err=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -26,11 +27,17 @@ if TYPE_CHECKING:
 AUTO_DRAFT = "auto"
 MOST_DRAFTS = 16  # maximum number that a command ranks
 _EMBEDDED_PARAMS = 7.2  # millions
-_PATIENCE_SECONDS = 1.0
-_LINE_SECONDS = 10.0  # between two lines, without a terminal
+PATIENCE_SECONDS = 1.0  # of work before a bar is shown, on a terminal
+LINE_SECONDS = 5.0  # between two lines, without a terminal
 _TOKEN_BYTES = 4  # of usual text, in most languages and vocabularies
 _N_NEW = 256  # assumed tokens of an answer without a limit
-_WORK = {"costs": "Measuring the pair", "vocabulary": "Reading the vocabulary"}
+_WORK = {
+    "kernels": "Trying kernels, once on this machine",
+    "contexts": "Measuring attention, and making contexts",
+    "costs": "Measuring the pair",
+    "draft costs": "Measuring the draft",
+    "vocabulary": "Reading the vocabulary",
+}
 
 
 @dataclass(frozen=True)
@@ -146,16 +153,12 @@ def stand_in(size: str, cache_dir: Path | None) -> Path:
 
 
 def load_with_bars(target: Path, draft: DraftFile | None, load_settings: dict[str, Any]) -> Engine:
-    """ggufspec.load with a bar for each slow model; prints its notes on stderr."""
+    """ggufspec.load with a bar for each slow step; prints its notes on stderr."""
     from ggufspec.engine.load import load
 
     settings = {"n_remembered": 0, "cache_ram": 0, **load_settings}
     with late_bars() as bars:
-
-        def show(whose: str, share: float) -> None:
-            bars.update(f"Loading the {whose}", share, 1, unit="share")
-
-        engine = load(target, draft, progress=show, **settings)
+        engine = load(target, draft, progress=bars.load, **settings)
     for line in engine.notes:
         render.note(line)
     return engine
@@ -167,47 +170,62 @@ def usual_text(texts: Sequence[str], n_new: int | None) -> tuple[int, int]:
     return n_bytes // max(len(texts), 1) // _TOKEN_BYTES, _N_NEW if n_new is None else n_new
 
 
+@dataclass
+class _Work:
+    """Work of one name, and the bar that shows it, if there is one."""
+
+    started: float
+    n_first: float  # done at that time
+    unit: str
+    done: float = 0.0
+    total: float = 1.0
+    label: str = ""
+    bar: TaskID | None = None
+
+    def line(self, now: float) -> str:
+        """How far it is, and how long it will still take."""
+        if (n_new := self.done - self.n_first) <= 0:
+            return f"{self.label} ({now - self.started:.0f} s so far)"
+        left = (now - self.started) / n_new * (self.total - self.done)
+        return f"{self.done / self.total:4.0%}, about {left:.0f} s left: {self.label}"
+
+
 class LateBars:
-    """Named bars, each shown once its work has lasted a second."""
+    """Named bars, shown once there was work for a second; without a terminal, a line now and then.
+
+    A thread shows them where the work reports nothing for a while.
+    """
 
     def __init__(self) -> None:
-        self._started: dict[str, tuple[float, float]] = {}  # start time, and progress at that time
-        self._bars: dict[str, TaskID] = {}
+        self._works: dict[str, _Work] = {}
+        self._latest: _Work | None = None
         self._progress: Progress | None = None
-        self._printed = 0.0  # time of the last line
+        self._shown = 0.0  # time of the last line; before it, of the first work
+        self._lock = threading.Lock()
+        self._end: threading.Event | None = None  # of the thread
 
     def update(
-        self,
-        name: str,
-        done: float,
-        total: float,
-        *,
-        unit: str = "count",
-        label: str = "",
-        in_lines: bool = False,
+        self, name: str, done: float, total: float, *, unit: str = "count", label: str = ""
     ) -> None:
         """Show the progress of the work `name`. `unit`: "bytes", "share", or anything countable.
 
-        `label`: shown instead of the name. `in_lines`: without a terminal, print a line from time
-        to time.
+        `label`: shown instead of the name. Work that blocks begins with `done` 0.
         """
-        started, n_first = self._started.setdefault(name, (monotonic(), done))
-        if not sys.stderr.isatty():
-            if in_lines and monotonic() - max(self._printed, started) > _LINE_SECONDS:
-                self._printed = monotonic()
-                left = (self._printed - started) / max(done - n_first, 1) * (total - done)
-                line = f"{done / total:4.0%}, about {left:.0f} s left: {label or name}"
-                render.echo(line, err=True)
-            return
-        if name not in self._bars:
-            if monotonic() - started < _PATIENCE_SECONDS or done >= total:
-                return
-            if self._progress is None:
-                self._progress = make_progress(unit)
-                self._progress.start()
-            self._bars[name] = self._progress.add_task(name, total=total)
-        if self._progress is not None:
-            self._progress.update(self._bars[name], completed=done, description=label or name)
+        now = monotonic()
+        with self._lock:
+            work = self._works.get(name)
+            if work is None or done < work.done:
+                work = self._works[name] = _Work(now, done, unit, bar=work.bar if work else None)
+            work.done, work.total, work.label = done, total, label or name
+            self._latest = work
+            if self._end is None:
+                self._shown, self._end = now, threading.Event()
+                threading.Thread(target=self._watch, args=(self._end,), daemon=True).start()
+            self._show(work, now)
+
+    def load(self, whose: str, share: float) -> None:
+        """Show the progress of `ggufspec.load`."""
+        self.update(_WORK.get(whose, f"Loading the {whose}"), share, 1, unit="share")
 
     def download(self, name: str, done: int, total: int) -> None:
         """Show the progress of a download; a callback for `ggufspec.models`."""
@@ -215,15 +233,43 @@ class LateBars:
 
     def prompt(self, whose: str, done: int, total: int) -> None:
         """Show the progress of work before a text; a callback for `Engine.stream`."""
-        what = _WORK.get(whose, f"Processing the prompt ({whose})")
-        self.update(what, done, total)
+        self.update(_WORK.get(whose, f"Processing the prompt ({whose})"), done, total)
 
     def close(self) -> None:
+        with self._lock:
+            if self._end is not None:
+                self._end.set()
+            if self._progress is not None:
+                self._progress.stop()
+            self._progress = self._latest = self._end = None
+            self._works.clear()
+
+    def _watch(self, end: threading.Event) -> None:
+        while not end.wait(PATIENCE_SECONDS):
+            with self._lock, suppress(OSError, ValueError):  # stderr may be closed
+                if self._latest is not None and not end.is_set():
+                    self._show(self._latest, monotonic())
+
+    def _show(self, work: _Work, now: float) -> None:
+        is_done = work.done >= work.total
+        if not sys.stderr.isatty():
+            if not is_done and now - self._shown >= LINE_SECONDS:
+                self._shown = now
+                render.echo(work.line(now), err=True)
+            return
+        if work.bar is None:
+            if is_done or now - self._shown < PATIENCE_SECONDS:
+                return
+            if self._progress is None:
+                self._progress = make_progress(work.unit)
+                self._progress.start()
+            work.bar = self._progress.add_task(work.label)
         if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-        self._bars.clear()
-        self._started.clear()
+            # Without a total, the bar moves.
+            total = work.total if work.done else None
+            self._progress.update(
+                work.bar, completed=work.done, total=total, description=work.label
+            )
 
 
 def late_bars() -> closing[LateBars]:
