@@ -90,8 +90,9 @@ class BatchPlan:
 class BatchEvent:
     """An event for a progress display.
 
-    `what`: "waiting" (a cluster has no room for the worker yet), "ready", "begun", "finished",
-    "ended" (the worker's process ended), "lost" (it cannot be started again; others continue).
+    `what`: "waiting" (a cluster has no room for the worker yet), "loading" (`reason`: the step),
+    "ready", "begun", "finished", "ended" (the worker's process ended), "lost" (it cannot be started
+    again; others continue).
     """
 
     what: str
@@ -100,6 +101,7 @@ class BatchEvent:
     node: str
     index: int | None = None  # of the prompt
     reason: str = ""
+    share: float = 0.0  # of the step that is done
     will_retry: bool = False  # whether the prompt of an ended process is tried again
     record: BatchRecord | None = None
 
@@ -282,6 +284,8 @@ class Batch:
             worker.refusal = (message["kind"], message["refused"])
         elif "waiting" in message:
             self._report(worker.event("waiting", reason=message["waiting"]))
+        elif "loading" in message:
+            self._report(worker.event("loading", reason=message["loading"], share=message["share"]))
         elif "ready" in message:
             self._accept(worker, message)
         else:

@@ -15,13 +15,14 @@ from typing import Any
 
 from ggufspec.batch.run import prompt_seed, timeout_error
 from ggufspec.common.files import write_all
+from ggufspec.common.progress import NamedProgress
 from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import COUNTS, Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
 from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.load import load
+from ggufspec.engine.load import LoadProgress, load
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
@@ -42,13 +43,16 @@ def main() -> None:
     def send(**message: Any) -> None:
         write_all(outgoing, json.dumps(message).encode() + b"\n")
 
+    def tell(what: str, done: float, total: float = 1.0) -> None:
+        send(loading=what, share=done / total)
+
     task = messages.get()
     if task["verbose"]:
         show_log()
     try:
         options = _options(task)
-        engine = _load(task, options)
-        profile = _profile(engine, task)
+        engine = _load(task, options, tell)
+        profile = _profile(engine, task, tell)
     except (GgufspecError, OSError, MemoryError) as error:
         send(refused=str(error) or type(error).__name__, kind=type(error).__name__)
         sys.exit(1)
@@ -130,17 +134,20 @@ def _to_tokens(
     return engine.render(messages)
 
 
-def _load(task: Mapping[str, Any], options: CheckedOptions) -> Engine:
+def _load(task: Mapping[str, Any], options: CheckedOptions, progress: LoadProgress) -> Engine:
     """Load the pair; if no number of threads is given, with this worker's share of the cores."""
     settings = dict(task["load"])
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
-    engine = load(task["target"], task["draft"], **{"cache_ram": 0, **settings})
+    settings = {"cache_ram": 0, **settings, "progress": progress}
+    engine = load(task["target"], task["draft"], **settings)
     engine.check(options)  # errors before any prompt
     return engine
 
 
-def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | None:
+def _profile(
+    engine: Engine, task: Mapping[str, Any], progress: NamedProgress
+) -> dict[str, object] | None:
     """The pair profile that all texts start from; None if the draft length does not depend on it.
 
     It is the same in every worker. It is stored without the number of threads, so later batches of
@@ -156,7 +163,7 @@ def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | Non
         if profile is not None:
             with contextlib.suppress(ValueError):
                 return settle(engine.pair, profile)
-    profile = settle(engine.pair)
+    profile = settle(engine.pair, progress=progress)
     profile_store.remember(key, profile)
     return profile
 

@@ -257,6 +257,7 @@ class _Shown:
         self._n_done, self._n_all = n_done, n_all
         self._n_here = self._n_tokens = 0
         self._verbose = verbose
+        self._was_ready = False  # whether any process was
         self._notes: set[str] = set()
         self._started = monotonic()
 
@@ -264,7 +265,14 @@ class _Shown:
         where = f"{event.pid} on {event.node}" if event.node else f"{event.pid}"
         worker = f"process {event.worker}" + (f" ({where})" if event.pid else "")
         which = "" if event.index is None else f" prompt {event.index + 1}"
-        if event.what == "ready":
+        if event.what == "loading":
+            if not self._was_ready:  # else the progress of texts is shown
+                self._bars.load(event.reason, event.share)
+        elif event.what == "ready":
+            if not self._was_ready:
+                self._was_ready = True
+                self._bars.close()
+                self._bars.update(_GENERATING, self._n_done, self._n_all)
             if not self._n_here:
                 self._started = monotonic()  # leaves out the time of loading
             if event.reason not in {"", *self._notes}:

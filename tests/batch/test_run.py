@@ -79,6 +79,13 @@ def test_an_engine_of_its_own_writes_the_same_text_from_the_recorded_seed(
         assert record["tokens_per_second"] > 0
 
 
+def test_the_steps_of_loading_are_reported(batch: BatchSetup) -> None:
+    batch.run(texts(1), settings={"n_draft": "auto"})
+    shares = {event.reason: event.share for event in batch.events_of("loading")}
+    steps = ["kernels", "target", "draft", "contexts", "costs", "draft costs"]
+    assert shares == dict.fromkeys(steps, 1.0)
+
+
 def test_a_killed_worker_is_replaced_and_its_prompt_tried_again(batch: BatchSetup) -> None:
     calm = batch.run(texts(6), "calm")
     records = batch.run(texts(6), "killed", n_workers=2, report=killing(2, n_times=1))
@@ -233,7 +240,7 @@ def test_what_every_worker_would_refuse_is_raised_at_once(
 ) -> None:
     with pytest.raises(error, match=said):
         batch.run(texts(3), n_workers=2, **change)
-    assert batch.events == []
+    assert {event.what for event in batch.events} <= {"loading"}
 
 
 def test_a_worker_that_ends_before_it_is_ready_ends_the_batch(
