@@ -15,14 +15,14 @@ from typing import Any
 
 from ggufspec.batch.run import prompt_seed, timeout_error
 from ggufspec.common.files import write_all
-from ggufspec.common.progress import NamedProgress
+from ggufspec.common.progress import LoadProgress, NamedProgress
 from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import COUNTS, Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
 from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.load import LoadProgress, load
+from ggufspec.engine.load import load
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ggufspec.common import defaults, validate
+from ggufspec.common.progress import LoadProgress
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.strategies.ngram import TextStore
@@ -16,6 +16,7 @@ from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
+from ggufspec.engine.load_models import load_models
 from ggufspec.engine.pair import DraftOfDraft, Pair, add_texts, read_texts
 from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
@@ -28,20 +29,17 @@ from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
-from ggufspec.llama.rpc import RemoteDevice, RpcConnections
+from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.vocab_map import VocabMap, map_of
 from ggufspec.models.adapters import adapters_of
-from ggufspec.models.head_facts import MTP, HeadFacts
+from ggufspec.models.head_facts import MTP
 from ggufspec.models.key_overrides import key_overrides_of, rope_of
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.overrides import overrides_of
 from ggufspec.placement.rpc_address import addresses
 
 FIT = "fit"
-# What is done, and its share up to 1: "kernels" (tried), "target", "draft", "draft of the draft"
-# (loaded, and its kernels measured), "contexts" (made, and attention measured), "draft texts".
-LoadProgress = Callable[[str, float], None]
 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
 # the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
@@ -247,11 +245,8 @@ def _load(
     contexts: list[Context] = []
     vocab_maps: list[VocabMap | None] = []  # of the drafts
     with ExitStack() as stack:
-        for name, load_model in _roles(options, head, servers.devices):
-            tell(name, 0.0)
-            model = load_model(progress=partial(tell, name))
+        for model in load_models(options, head, servers.devices, tell):
             models.append(stack.enter_context(closing(model)))
-            tell(name, 1.0)
             if model is not models[0] and head is None:
                 vocab_maps.append(map_of(models[0].vocab, model.vocab))
         if options.draft == MTP:
@@ -295,40 +290,6 @@ def _load(
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises
         return engine
-
-
-def _roles(
-    options: LoadOptions, head: HeadFacts | None, rpc: Sequence[RemoteDevice]
-) -> Iterator[tuple[str, Callable[..., Model]]]:
-    """What is loaded, in this order: its name in reports of progress, and how."""
-    chosen = options.n_gpu_layers, options.n_gpu_layers_draft  # None: there is no GPU
-    n_target, n_draft = (defaults.ALL_LAYERS if n is None else n for n in chosen)
-    overrides = options.overrides or ()
-    any_model = partial(Model, mmap=options.mmap, mlock=options.mlock, repack=options.repack)
-    of_target = partial(
-        any_model,
-        options.target,
-        rpc=rpc,
-        mtp=options.draft == MTP,
-        overrides=overrides,
-        adapters=options.lora,
-        key_overrides=options.override_kv,
-    )
-    yield "target", partial(of_target, n_gpu_layers=n_target, tensor_split=options.tensor_split)
-    of_draft = partial(any_model, gpu=options.main_gpu, key_overrides=options.override_kv_draft)
-    if head is not None:
-        # A head that reads memory of the target can use all devices that this may be on:
-        # llama.cpp ends the process where a context has not the device of a tensor.
-        reads_target = head.shares_cache or head.borrows_output
-        of_draft = partial(any_model, rpc=rpc) if reads_target else of_draft
-        of_draft = partial(of_draft, is_head=True, mtp=head.kind == MTP)
-    if options.draft is not None and options.draft != MTP:
-        of_draft = partial(of_draft, overrides=options.overrides_draft or ())
-        draft = partial(of_draft, options.draft, adapters=options.lora_draft)
-        yield "draft", partial(draft, n_gpu_layers=n_draft)
-    if options.draft_of_draft is not None:
-        n_below = defaults.ALL_LAYERS if n_draft else 0
-        yield "draft of the draft", partial(of_draft, options.draft_of_draft, n_gpu_layers=n_below)
 
 
 def _settings(
