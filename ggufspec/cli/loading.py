@@ -177,6 +177,7 @@ class _Work:
     started: float
     n_first: float  # done at that time
     unit: str
+    updated: float = 0.0
     done: float = 0.0
     total: float = 1.0
     label: str = ""
@@ -186,7 +187,7 @@ class _Work:
         """How far it is, and how long it will still take."""
         if (n_new := self.done - self.n_first) <= 0:
             return f"{self.label} ({now - self.started:.0f} s so far)"
-        left = (now - self.started) / n_new * (self.total - self.done)
+        left = (self.updated - self.started) / n_new * (self.total - self.done)
         return f"{self.done / self.total:4.0%}, about {left:.0f} s left: {self.label}"
 
 
@@ -216,7 +217,8 @@ class LateBars:
             work = self._works.get(name)
             if work is None or done < work.done:
                 work = self._works[name] = _Work(now, done, unit, bar=work.bar if work else None)
-            work.done, work.total, work.label = done, total, label or name
+            work.updated, work.label = now, label or name
+            work.done, work.total = done, total
             self._latest = work
             if self._end is None:
                 self._shown, self._end = now, threading.Event()

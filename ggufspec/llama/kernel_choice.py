@@ -34,6 +34,7 @@ PROMPT, N_WRITTEN = 512, 256
 _N_PHASES = 5
 _NO_SLOWER = 1.02  # times llama.cpp's time for one token; repeated measurements differ by this
 _N_PASSES, _SECONDS = 7, 1.0  # maximum passes per size; limit for repeating them
+_N_LEAST = 3  # passes per size, also where they take longer
 _DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
 _ROOM = 2.5  # times the weights on the host: in the file's form, packed, and for other things
 _PROMPT_MILLISECONDS = 1000  # a longer prompt is timed only once
@@ -294,8 +295,8 @@ def _time(pointer: int, sizes: Sequence[int], phases: Phases) -> Times | None:
                 if seconds is None:
                     return None
                 found[size].append(1000 * seconds)
-                phases(i / _N_PASSES)
-            if i > 1 and perf_counter() - began > _SECONDS:
+                phases(min(sum(map(len, found.values())) / len(sizes) / _N_LEAST, 1.0))
+            if i + 1 >= _N_LEAST and perf_counter() - began > _SECONDS:
                 break
     return {size: min(times) for size, times in found.items()}
 
