@@ -15,6 +15,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -34,6 +35,8 @@ _N_WANTED_FILES = 1024
 _BACKLOG = 128  # connections that asyncio accepts in one turn, before it handles any
 _POLL_SECONDS = 0.05  # while running texts finish
 _NOTICE_SECONDS = 60.0  # between two log lines about too many connections
+_FIRST_BYTES = b"HTTP/1.1 "  # of every response
+_PROBE_SECONDS = 0.1  # between the first two; before each further byte twice as long
 AFTER_GRACE_SECONDS = 5  # for sending the last events to requests that were aborted
 
 
@@ -49,6 +52,12 @@ _HEAD_TIMEOUT = _last_response(
     b"408 Request Timeout",
     b"timeout_error",
     b"the headers of the request did not arrive in time; send them faster",
+)
+_NOT_HTTP = _last_response(
+    b"400 Bad Request",
+    b"invalid_request_error",
+    b"the request is not valid HTTP/1.1: send a request line, a Host header, and a body of the "
+    b"announced length or in chunks",
 )
 _TOO_MANY = _last_response(
     b"503 Service Unavailable", b"server_error", b"too many connections; retry later"
@@ -168,17 +177,34 @@ class GracefulServer(uvicorn.Server):
         self.should_exit = True
 
 
+class _Connection(h11.Connection):
+    """Leaves out the first `n_sent` bytes of the next response, which were sent before."""
+
+    n_sent = 0
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        parts = super().send_with_data_passthrough(event)
+        if parts:
+            parts[0], self.n_sent = parts[0][self.n_sent :], 0
+        return parts
+
+
 class ImpatientProtocol(H11Protocol):
     """A connection that is closed if a request's head, or reading a response, takes too long.
 
-    While it waits for a request, it is also closed if there are too many connections.
+    While it waits for a request, it is also closed if there are too many connections. A client that
+    sends nothing more after its request (a half-closed connection) gets its response. One that has
+    closed the connection looks the same until bytes are sent to it: so it gets the first bytes of
+    the response early, one by one.
     """
 
     def __init__(self, *args: Any, n_connections_max: int = _N_CONNECTIONS, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn: _Connection = _Connection(h11.SERVER)
         self._n_connections_max = n_connections_max
         self.waits_since = monotonic()
         self._head_by = self._read_by = math.inf  # limits for the client, by `monotonic`
+        self._half_closed_at = math.inf
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -194,6 +220,22 @@ class ImpatientProtocol(H11Protocol):
             self._head_by, self.waits_since = math.inf, monotonic()
         elif self._head_by == math.inf:  # so single bytes do not prolong it
             self._head_by = monotonic() + HEAD_SECONDS
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open: while a whole request is being answered."""
+        self._half_closed_at = monotonic()
+        return not self.awaits_head and not self.cycle.more_body
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._half_closed_at < math.inf and self.awaits_head:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP in the form of all errors, unless a response has begun."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_NOT_HTTP[self.conn.n_sent :])
+        self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -217,6 +259,11 @@ class ImpatientProtocol(H11Protocol):
             self.transport.write(_HEAD_TIMEOUT)
             self.transport.close()
             self._read_by = now + STALLED_SECONDS
+        elif not self.awaits_head and not self.cycle.response_started:
+            n, waited = self.conn.n_sent, now - self._half_closed_at
+            if n < len(_FIRST_BYTES) and waited >= _PROBE_SECONDS * (2**n - 1):
+                self.transport.write(_FIRST_BYTES[n : n + 1])
+                self.conn.n_sent += 1
 
     def _has_made_room(self) -> bool:
         """Close the other connection that is idle for longest; false if no other one is idle."""
