@@ -13,7 +13,6 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,7 +28,7 @@ from ggufspec.server.dialects.responses_response import ResponsesRenderer
 from ggufspec.server.dialects.shared import Renderer
 from ggufspec.server.errors import ApiError, add_error_handlers
 from ggufspec.server.events import ChoiceEvent, ParsedRequest, RequestEnded, RequestEvent
-from ggufspec.server.middleware import RequestMiddleware
+from ggufspec.server.middleware import OriginMiddleware, RequestMiddleware
 from ggufspec.server.requests import parse_request
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
 from ggufspec.server.service import ServerOptions, Service
@@ -66,6 +65,7 @@ def make_app(service: Service) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
+        redirect_slashes=False,
     )
     add_error_handlers(app)
     router = APIRouter(route_class=_StrictJsonRoute, responses=_ERRORS)
@@ -78,22 +78,16 @@ def make_app(service: Service) -> ASGIApp:
     app.include_router(router)
     options = service.options
     checked: ASGIApp = RequestMiddleware(app, options=options, metrics=service.metrics)
-    if options.cors_origins:
-        checked = CORSMiddleware(
-            checked,
-            allow_origins=options.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-        )
-    return checked
+    return OriginMiddleware(checked, options.cors_origins) if options.cors_origins else checked
 
 
 class _StrictJsonRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
-        if len(body) < _LARGE_BODY:
-            return parse_json(body)
-        return await run_in_threadpool(parse_json, body)  # 1 MB takes 0.1 s: others go on
+        is_large = len(body) >= _LARGE_BODY  # 1 MB takes 0.1 s: others go on
+        parsed = await run_in_threadpool(parse_json, body) if is_large else parse_json(body)
+        self.state.sent = parsed
+        return parsed
 
 
 class _StrictJsonRoute(APIRoute):
@@ -183,7 +177,7 @@ def _add_ollama(router: APIRouter, service: Service) -> None:
     @router.post("/api/generate")
     async def ollama(body: OllamaRequest, request: Request) -> Response:
         """Answer a conversation or a prompt, like Ollama."""
-        make = partial(OllamaRenderer, model=alias, is_chat=request.url.path == "/api/chat")
+        make = partial(OllamaRenderer, model=alias, is_chat=request.scope["path"] == "/api/chat")
         if not (body.messages or body.prompt):
             return JSONResponse(make(None).body())
         is_raw = not body.messages and (body.raw or engine.chat_template is None)

@@ -1,16 +1,19 @@
-"""Checks each request before it is routed: Host header, API key, body."""
+"""Checks each request before it is routed: origin, Host header, API key, body."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import re
+from collections.abc import Sequence
 from hashlib import sha256
 from itertools import product
 from time import monotonic
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ggufspec.server.errors import CLIENT_DISCONNECTED, ApiError, error_response, log_error
@@ -25,6 +28,20 @@ _OF_OTHERS = (
 )
 _DISCARD_FACTOR = 4  # a body that is too large is discarded up to this multiple of the limit
 _DISCARD_SECONDS = 2.0
+_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+
+
+class OriginMiddleware(CORSMiddleware):
+    """Lets web pages of some origins read responses; a browser asks first, with OPTIONS."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        super().__init__(app, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"])
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """As in llama.cpp's server without a body; the browser compares the headers."""
+        headers = super().preflight_response(request_headers).headers
+        kept = {name: headers[name] for name in headers if not name.startswith("content-")}
+        return Response(status_code=204, headers=kept)
 
 
 class RequestMiddleware:
@@ -54,8 +71,12 @@ class RequestMiddleware:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
+            if method == "OPTIONS":  # of any path, without a key: browsers send none
+                allowed = Response(status_code=204, headers={"Allow": ", ".join(_METHODS)})
+                await allowed(scope, receive, send_and_note)
+                return
             self._check_key(scope["path"], headers)
-            if method not in ("GET", "OPTIONS"):
+            if method != "GET":
                 receive = _replay(await self._body(headers, receive), receive)
             if method == "POST":
                 kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -148,7 +169,11 @@ class RequestMiddleware:
 
 
 def _usual_path(path: str) -> str:
-    """The path as routed: with /v1 for OpenAI's, without for others; requests may use either."""
+    """The path as routed: with /v1 for OpenAI's, without for others; requests may use either.
+
+    Slashes at the end make no difference.
+    """
+    path = path.rstrip("/") or "/"
     rest = path.removeprefix("/v1")
     if rest.startswith(_OF_OPENAI):
         return f"/v1{rest}"

@@ -377,6 +377,12 @@ def test_head_is_answered_as_get_without_a_body(live: Live) -> None:
     assert live.client.head("/v1/completions").status_code == 405
 
 
+def test_a_slash_at_the_end_of_a_path_makes_no_difference(live: Live) -> None:
+    for path in ("/health", "/v1/models", "/props", ""):
+        assert live.client.get(f"{path}/").text == live.client.get(path).text
+    assert live.post("/v1/completions/", prompt="hi", max_tokens=1).status_code == 200
+
+
 def test_props_describe_the_server_without_paths(chat_pair: Engine) -> None:
     given = {"temperature": 0.25, "top_k": 7, "logit_bias": {5: -math.inf}}
     with serving(chat_pair, defaults=given) as live:
