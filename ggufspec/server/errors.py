@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,9 @@ LOG = logging.getLogger("ggufspec.server")
 CLIENT_DISCONNECTED = 499  # nginx's code; only for metrics, as no response can be sent
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # excludes names of union members
 _NEEDED = "Input should be "  # start of pydantic's type errors
-_MAX_NAME = 100  # characters of a field's name in an error
+_OBJECT = re.compile(r"a valid dictionary( or (instance|object) .*)?")  # it names our classes
+_MAX_NAME = 100  # characters of a field's name, or of a value, in an error
+_INVALID_OPTION = "invalid_value"  # code of errors about options of the engine
 _NOT_SERVED = ("/v1/embeddings", "/embedding", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images")
 _ANTHROPIC_TYPES = {  # by status
     **dict.fromkeys((400, 405, 408, 415), "invalid_request_error"),
@@ -105,8 +108,8 @@ def api_error_of(error: BaseException) -> ApiError:
             facts={"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx},
         )
     if isinstance(error, (PromptError, OptionError, ConstraintError)):
-        what = "prompt" if isinstance(error, PromptError) else "value"
-        return ApiError(400, str(error), code=f"invalid_{what}")
+        code = "invalid_prompt" if isinstance(error, PromptError) else _INVALID_OPTION
+        return ApiError(400, str(error), code=code)
     if isinstance(error, GgufspecError):
         return ApiError(500, str(error), "server_error", code="failed")
     message = "internal error while processing this request; see the server's log"
@@ -122,9 +125,9 @@ def log_error(what: str, error: BaseException) -> None:
 def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        path = request.url.path
+        path = request.scope["path"]
         if isinstance(error, ApiError):
-            return error_response(error, path)
+            return _answer(request, error)
         if error.status_code == 404 and path.startswith(_NOT_SERVED):
             message = "this server generates text only: it has no embeddings, images or audio"
             return error_response(ApiError(404, message, code="not_supported"), path)
@@ -137,21 +140,36 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid_body(request: Request, error: RequestValidationError) -> Response:
         place, problem = _nearest(error.errors(), request.scope["route"].endpoint)
-        message = f"{place or 'the body'}: {problem}"
-        return error_response(ApiError(400, message, param=place or None), request.url.path)
+        place = fields.sent_place(place, _sent(request))
+        message = (place or "the body") + problem
+        return error_response(ApiError(400, message, param=place or None), request.scope["path"])
 
     @app.exception_handler(GgufspecError)
     @app.exception_handler(Exception)
     async def other_error(request: Request, error: Exception) -> Response:
-        return error_response(api_error_of(error), request.url.path)
+        return _answer(request, api_error_of(error))
 
     @app.exception_handler(ClientDisconnect)
     async def disconnected(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_DISCONNECTED)
 
 
+def _answer(request: Request, error: ApiError) -> Response:
+    """The response for an error, which names fields and options as they were sent."""
+    sent, param, code = _sent(request), error.body["error"]["param"], error.body["error"]["code"]
+    if error.status_code == 400 and code in (None, _INVALID_OPTION):
+        param = param and fields.sent_place(param, sent)
+        error = ApiError(400, fields.with_sent_names(error.detail, sent), param=param, code=code)
+    return error_response(error, request.scope["path"])
+
+
+def _sent(request: Request) -> object:
+    """The document of the body; None if it was not read."""
+    return getattr(request.state, "sent", None)
+
+
 def _nearest(errors: Sequence[dict[str, Any]], endpoint: Callable[..., Any]) -> tuple[str, str]:
-    """The place and the text of one error in the first wrong field.
+    """The place of one error in the first wrong field, and what follows it in the message.
 
     A field that accepts several types has an error for each type. Prefers errors about a value of
     the right type, then errors that are nested deepest: there, the type fits best.
@@ -167,11 +185,26 @@ def _nearest(errors: Sequence[dict[str, Any]], endpoint: Callable[..., Any]) -> 
         body = get_type_hints(endpoint).get("body")
         known, kinds = getattr(body, "model_fields", ()), getattr(body, "kinds", ())
         place = ".".join(filter(None, (_place(before), shown)))
-        return place, fields.refusal(shown, known, kinds)
-    if best["type"].endswith("_type"):
-        needed = [each["msg"].removeprefix(_NEEDED) for at, each in placed if at == place]
-        return place, _NEEDED + " or ".join(dict.fromkeys(needed))
-    return place, best["msg"]
+        return place, f": {fields.refusal(shown, known, kinds)}"
+    if best["type"] == "missing":
+        return place, " is missing; send it"
+    if not best["msg"].startswith(_NEEDED):
+        return place, f": {best['msg']}"
+    alike = [each for at, each in placed if at == place] if best["type"].endswith("_type") else []
+    needed = [
+        _OBJECT.sub("an object", each["msg"].removeprefix(_NEEDED)) for each in alike or [best]
+    ]
+    return place, f" is {_shown(best)}; it must be {' or '.join(dict.fromkeys(needed))}"
+
+
+def _shown(error: dict[str, Any]) -> str:
+    """The value that an error is about; texts, which may be prompts, only if they are names."""
+    value = error["input"]
+    if isinstance(value, str):
+        return repr(value[:_MAX_NAME]) if error["type"] == "literal_error" else "a text"
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return json.dumps(value, ensure_ascii=False, default=lambda _: "an object")[:_MAX_NAME]
 
 
 def _place(loc: Sequence[str | int]) -> str:

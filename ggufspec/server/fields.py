@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,11 @@ IGNORED: Mapping[str, dict[str, str]] = _TABLES["ignored"]
 RENAMED: Mapping[str, dict[str, str]] = _TABLES["renamed"]
 # By kind of object: refused fields with the values that have no effect, and the reason.
 REFUSED: Mapping[str, dict[str, tuple[list[Any], str]]] = _TABLES["refused"]
+# By option of the engine: the fields that set it.
+_SET_BY: Mapping[str, list[str]] = _TABLES["set_by"]
+_ALL_RENAMED = ChainMap(*RENAMED.values())
+_OPTIONS = "|".join((*_SET_BY, *RENAMED["everywhere"].values()))
+_OPTION = re.compile(rf"(?<![\w.])({_OPTIONS})(?!\w|\.\w)")
 
 
 def given(
@@ -48,6 +54,33 @@ def given(
     return found
 
 
+def sent_name(name: str, sent: object) -> str:
+    """The name of a field or option in an object that a client sent: there it may have another."""
+    fields = (name, *_SET_BY.get(name, ()))
+    for place in _given_places(sent) if isinstance(sent, dict) and sent.get(name) is None else ():
+        own = place.removeprefix("options.")  # Ollama's
+        if own in fields or _ALL_RENAMED.get(own) in fields:
+            return place
+    return name
+
+
+def sent_place(place: str, sent: object) -> str:
+    """The place of a field, such as messages.0.reasoning_content, with the names in `sent`."""
+    found = []
+    for part in place.split("."):
+        found.append(name := sent_name(part, sent))
+        if isinstance(sent, list) and name.isdigit() and int(name) < len(sent):
+            sent = sent[int(name)]
+        else:
+            sent = sent.get(name) if isinstance(sent, dict) else None
+    return ".".join(found)
+
+
+def with_sent_names(message: str, sent: object) -> str:
+    """An error about options of the engine, with the names of the fields that set them."""
+    return _OPTION.sub(lambda found: sent_name(found[0], sent), message)
+
+
 def refusal(name: str, known: Collection[str], kinds: Collection[str]) -> str:
     """Why an unknown field of these kinds of objects is refused; `known`: their fields."""
     if name in (refused := _refused(kinds)):
@@ -55,6 +88,15 @@ def refusal(name: str, known: Collection[str], kinds: Collection[str]) -> str:
     alike = get_close_matches(name, known, n=1, cutoff=0.8)
     instead = f"send {alike[0]!r}" if alike and alike[0] != name else "leave it out"
     return f"this field is unknown to the server, or not available here; {instead}"
+
+
+def _given_places(sent: dict[str, Any]) -> Iterator[str]:
+    """The names in an object, and in the objects directly in it, such as options.seed."""
+    for name, value in sent.items():
+        if value is not None:
+            yield name
+        for inner in value if isinstance(value, dict) else ():
+            yield f"{name}.{inner}"
 
 
 def _refused(kinds: Collection[str]) -> Mapping[str, tuple[list[Any], str]]:

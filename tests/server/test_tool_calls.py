@@ -128,6 +128,14 @@ def test_a_choice_of_no_tool_is_refused(caller: Live) -> None:
         assert message in response.json()["error"]["message"]
 
 
+def test_a_schema_that_cannot_be_guaranteed_is_named_by_its_tool(caller: Live) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "("}}}
+    bad = {"type": "function", "function": {"name": "bad", "parameters": schema}}
+    asked = {"messages": TURN, "tools": [*TOOLS, bad], "tool_choice": "required"}
+    error = caller.post("/v1/chat/completions", **asked).json()["error"]
+    assert error["message"].startswith("the schema of the tool 'bad': ")
+
+
 def test_a_required_call_is_one_unless_several_are_asked_for(chat_pair: Engine) -> None:
     source = TEMPLATE.replace("<tool_call>{{", "\n<tool_call>\n{{").replace("}}</", "}}\n</")
     template = ChatTemplate(source, bos_text="", eos_text="")

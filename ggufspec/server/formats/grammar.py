@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ggufspec.errors import OptionError
 from ggufspec.server.formats.syntax import ID, INDEX, KEY, NAME, CallSyntax, Syntax, parts, words
 from ggufspec.server.formats.values import escaped, json_text, types_of
 from ggufspec.structured.grammar import of_json_schema, of_schema_of_tool
@@ -110,7 +111,10 @@ class GrammarMaker:
                 schema = self._enforceable(name, schema)
             shown = escaped(name) if call.kind == "json" else name
             if (key := json_text(schema)) not in arguments:
-                arguments[key] = self._arguments(call, f"args_{i}", schema)
+                try:
+                    arguments[key] = self._arguments(call, f"args_{i}", schema)
+                except OptionError as error:
+                    raise OptionError(f"the schema of the tool {name!r}: {error}") from error
             if is_shared:
                 alternatives.append(f"{self._literal(shown)} {between} {arguments[key]}")
             else:
