@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ggufspec.cli.loading import PairOptions
-from ggufspec.cli.parameters import COUNT, PATH, Command, Option, OrWord, gathered, option
+from ggufspec.cli.parameters import PATH, Command, Option, OrWord, gathered, option
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling_options import NUMBERS
 
@@ -42,22 +42,25 @@ _SHORTER: Final = {**_NUMBERS, "N|AUTO": "N|auto"}
 _FEW: Final = 12  # a command with so few options needs no sections
 
 
-def _limit(context: click.Context, option: click.Parameter, value: int) -> int | None:
-    if value != -1 and value < 1:
-        raise click.BadParameter("must be at least 1, or -1 for no limit")
+def _none(context: click.Context, option: click.Parameter, value: int) -> int | None:
     return None if value == -1 else value
 
 
 max_tokens_option = option(
     "-n --n-predict max_tokens",
-    "Maximum tokens to generate; -1: until the model stops or the context is full.",
-    type=int,
+    "Maximum tokens to generate; 0: only process the prompt; -1: until the model stops or the "
+    "context is full; -2: the same without --context-shift.",
+    type=click.IntRange(min=-2),
     default=-1,
-    callback=_limit,
+    callback=_none,
 )
-
-
-seed_option = option("-s --seed", "Seed of the random numbers.  [default: random]", type=COUNT)
+seed_option = option(
+    "-s --seed",
+    "Seed of the random numbers; -1: a random one.",
+    type=click.IntRange(min=-1),
+    default=-1,
+    callback=_none,
+)
 
 
 def target_option(*, required: bool = True) -> Option:

@@ -165,6 +165,8 @@ def _to_generate(**sampling: Any) -> dict[str, Any]:
         text = sampling.pop(name)
         if text is not None:
             sampling[name.removesuffix("_file")] = text
+    if sampling.get("max_tokens") == -2:  # llama.cpp's word for it
+        sampling |= {"max_tokens": None, "context_shift": False}
     checked(sampling)
     return sampling
 

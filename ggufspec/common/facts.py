@@ -30,8 +30,8 @@ def plain(value: object) -> Any:
 
 
 def counted(n: int, what: str) -> str:
-    """The number with its noun, such as "1 token" or "2 tokens"."""
-    return f"{n} {what}{'' if n == 1 else 's'}"
+    """The number with its noun, such as "1 token" or "2,000 tokens"."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def visible(text: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing_extensions import Unpack
 
 from ggufspec.common import validate
+from ggufspec.common.facts import counted
 from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
@@ -23,6 +24,7 @@ from ggufspec.engine.stream import Stream
 from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
+from ggufspec.llama.devices import n_logical_cores
 from ggufspec.llama.vocab import Vocab, check_tokens
 
 
@@ -117,7 +119,7 @@ class Engine:
         `seed` and `progress` replace those of the options.
         """
         self.pair.lock.check()
-        tokens = self.tokenize(prompt)
+        tokens = self.tokenize(prompt, n_least=options.n_least)
         return Stream(
             self.scheduler, Generation(self.pair, tokens, options, seed=seed, progress=progress)
         )
@@ -143,7 +145,7 @@ class Engine:
         _check_list(prompts, "prompts is", "a list of prompts")
         checked = CheckedOptions.of({**self.file_sampling.options, **options})
         seed = checked.seed
-        all_tokens = [self.tokenize(prompt) for prompt in prompts]
+        all_tokens = [self.tokenize(prompt, n_least=checked.n_least) for prompt in prompts]
         generations = (
             Generation(self.pair, tokens, checked, seed=None if seed is None else seed + i)
             for i, tokens in enumerate(all_tokens)
@@ -193,16 +195,15 @@ class Engine:
             process=self._templates,
         )
 
-    def tokenize(self, prompt: str | Sequence[int]) -> list[int]:
+    def tokenize(self, prompt: str | Sequence[int], *, n_least: int = 1) -> list[int]:
         """The token ids of a prompt, with the beginning-of-text token where the target wants one.
 
         Names of special tokens in a text become those tokens; token ids are checked and copied.
-        Raises PromptError for a prompt that is empty, or that fills the context.
+        Raises PromptError for a prompt without a token, or that leaves no room in the context for
+        a text of `n_least` tokens.
         """
         if isinstance(prompt, str):
-            tokens = (
-                self.vocab.tokenize(prompt, add_special=True, parse_special=True) if prompt else []
-            )
+            tokens = self.vocab.tokenize(prompt, add_special=True, parse_special=True)
         else:
             _check_list(prompt, "the prompt is", "a text, or token ids")
             try:
@@ -211,12 +212,13 @@ class Engine:
                 raise PromptError(str(error)) from error
             check_tokens(tokens, self.vocab)
         if not tokens:
-            raise PromptError("the prompt is empty; give at least one character or token")
-        if len(tokens) >= self.n_ctx:
+            why = ", and the model has no token for the beginning of a text" if prompt == "" else ""
+            raise PromptError(f"the prompt is empty{why}; give at least one character or token")
+        if len(tokens) + n_least > self.n_ctx:
+            room = ", and at least one must be left for the text" if n_least else ""
             raise PromptTooLongError(
-                f"the prompt has {len(tokens):,} tokens, the context {self.n_ctx:,}, and at least "
-                "one must be left for the text; shorten the prompt, or load with a larger context "
-                "(n_ctx, -c)",
+                f"the prompt has {counted(len(tokens), 'token')}, the context {self.n_ctx:,}{room}"
+                "; shorten the prompt, or load with a larger context (n_ctx, -c)",
                 len(tokens),
                 self.n_ctx,
             )
@@ -291,7 +293,7 @@ class Engine:
         mapped = self.pair.vocab_map and self.pair.vocab_map.note
         below = self.pair.draft_of_draft and self.pair.draft_of_draft.vocab_map
         mapped_below = below and below.note.replace("the draft", "the draft of the draft")
-        lines = [self.placement, mapped, mapped_below, self.warning]
+        lines = [self.placement, mapped, mapped_below, self.warning, self._threads_warning]
         if self.pair.stored_profile.facts and (obstacle := profile_store.obstacle()):
             lines.append(
                 f"measurements cannot be stored in {obstacle}. Each process measures this pair "
@@ -312,6 +314,16 @@ class Engine:
             f"the context of {self.n_ctx:,} tokens exceeds the {model.n_ctx_train:,} that "
             f"{model.path.name} was trained for: {what} beyond them get worse; use at most "
             f"{model.n_ctx_train} (n_ctx, -c), or another model"
+        )
+
+    @property
+    def _threads_warning(self) -> str | None:
+        n, n_cores = max(each.n_threads for each in self.pair.contexts), n_logical_cores()
+        if n <= n_cores:
+            return None
+        return (
+            f"{n} threads on {counted(n_cores, 'core')} wait for each other, which is slow; use at "
+            f"most {n_cores} (n_threads, n_threads_draft; -t, -td)"
         )
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ class Generation:
                     self._temperature, has_model=self._has_third_model, **how
                 )
         self._heard = self.lock.callback(self._progress)
-        self.reading = Reading(pair, tokens, self._heard)
+        self.reading = Reading(pair, tokens, self._heard, is_all=options.max_tokens == 0)
         self._pieces: Pieces  # once it has begun
         self._drafter, self._loop = self._made(options, drafter_name)
         self._asked: Ask | None = None  # not answered yet

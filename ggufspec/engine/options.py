@@ -61,7 +61,8 @@ class GenerateOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]  # added to the logits of tokens; -inf bans one
     samplers: Sequence[str]  # in this order
 
-    max_tokens: int | None  # None: until the model stops or the context is full
+    # None: until the model stops or the context is full; 0: no text, the prompt is only processed.
+    max_tokens: int | None
     n_draft: int | str  # maximum drafted tokens per round; "auto": chosen in each round
     tree: str  # branches in a draft: "auto" (where they pay), "on" (the likeliest nodes), "off"
     draft_temperature: float | str  # "auto": learned, for the most accepted tokens; 0: greedy
@@ -130,6 +131,11 @@ class CheckedOptions:
         return CheckedOptions(sampling=Sampling(**sampling), **rest)
 
     @property
+    def n_least(self) -> int:
+        """Number of tokens for which the context must have room besides the prompt."""
+        return 0 if self.max_tokens == 0 else 1
+
+    @property
     def initial_draft_temperature(self) -> float | str:
         """The draft's temperature, or "auto": learned.
 
@@ -161,7 +167,7 @@ class CheckedOptions:
                     f"n_draft is {self.n_draft}; it must be at least 1, or 'auto'. "
                     "To decode without drafting, use the drafter 'none'"
                 )
-        for name, least in (("max_tokens", 1), ("seed", 0), ("min_tokens", 0)):
+        for name, least in (("max_tokens", 0), ("seed", 0), ("min_tokens", 0)):
             value = getattr(self, name)
             if value is not None and validate.whole(name, value) < least:
                 raise OptionError(f"{name} is {value}; it must be at least {least}")

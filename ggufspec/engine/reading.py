@@ -23,7 +23,15 @@ Pieces = Generator[Ask | None, Scored | None, None]
 class Reading:
     """A prompt that is being processed, with the numbers that the next pass depends on."""
 
-    def __init__(self, pair: Pair, prompt: Sequence[int], progress: NamedProgress | None) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        prompt: Sequence[int],
+        progress: NamedProgress | None,
+        *,
+        is_all: bool = False,
+    ) -> None:
+        """`is_all`: no round follows that could process the last tokens."""
         self.n_most = pair.target.n_batch  # tokens for the next pass
         self.n_sharers = 1  # texts in the pass
         self.n_reused = 0  # tokens whose cells the target already had
@@ -33,6 +41,7 @@ class Reading:
         self._pair = pair
         self._prompt = prompt
         self._progress = progress
+        self._is_all = is_all
         self._sizes: dict[str, int] = {}  # of progress
 
     def steps(
@@ -79,7 +88,7 @@ class Reading:
         tokens = self._prompt[:-1]
         # A new text alone is read as llama.cpp reads it: batches of other sizes round differently.
         may_share = self._pair.target.can_share_passes or self.n_reused > 0
-        is_shared = may_share and self._pair.target.reads_trees and not drafts
+        is_shared = may_share and self._pair.target.reads_trees and not (drafts or self._is_all)
         readers = {
             name: draft
             for name, draft in drafts.items()

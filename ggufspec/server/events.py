@@ -26,8 +26,8 @@ class ParsedRequest:
 
     `n_top`: number of most likely tokens to report at each position; None: no logprobs.
     `parser`: creates the parser of a text; None: the whole text is content. `echo`: the prompts,
-    with which the responses begin; `writes`: whether generated text follows.
-    `not_enforced`: keywords of the tools' schemas that calls may violate.
+    with which the responses begin. `not_enforced`: keywords of the tools' schemas that calls may
+    violate.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -37,7 +37,6 @@ class ParsedRequest:
     n_top: int | None = None
     parser: Callable[[], ChatParser] | None = None
     echo: Sequence[Echo] | None = None
-    writes: bool = True
     not_enforced: Sequence[str] = ()
 
 

@@ -31,7 +31,9 @@ class Metrics:
             self.generations.labels(outcome)
         self.n_waiting = gauge("queue_waiting", "Requests for text that wait for a slot.")
         self.n_running = gauge("queue_running", "Requests for text that are being processed.")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
+        self._prompt_tokens = counter(
+            "prompt_tokens", "Tokens of prompts that were processed to their end."
+        )
         self._reused_tokens = counter(
             "prompt_tokens_reused", "Prompt tokens that were still in the KV cache."
         )
@@ -65,7 +67,10 @@ class Metrics:
         )
 
     def observe(self, stats: Stats, plain_seconds: float | None) -> None:
-        """Add a text that has ended. `plain_seconds`: cost of a token without drafts, if known."""
+        """Add a text that has ended, after its prompt was processed.
+
+        `plain_seconds`: cost of a token without drafts, if known.
+        """
         self._prompt_tokens.inc(stats.n_prompt)
         self._reused_tokens.inc(stats.n_prompt_reused)
         self._prompt_seconds.inc(stats.seconds.prompt)

@@ -103,7 +103,7 @@ def parse_request(
     options = _options_of(body, engine, server, {**constraint, **plan.options})
     # Compiled here, so that an error ends this request and not the thread that runs all texts.
     engine.check(options)
-    tokens = [engine.tokenize(prompt) for prompt in prompts]
+    tokens = [engine.tokenize(prompt, n_least=options.n_least) for prompt in prompts]
     seed = options.seed if body.seed in (None, -1) else body.seed
     n_scored = sum(map(len, tokens)) * n * ((n_top or 0) + 1)
     if echoed is not None and n_top is not None and n_scored > _MOST_SCORED:
@@ -111,16 +111,10 @@ def parse_request(
             f"'echo' with 'logprobs' would return {n_scored:,} log-probabilities, more than "
             f"{_MOST_SCORED:,}; send fewer prompts, or a smaller 'logprobs'"
         )
-    writes = _limit_of(body) != 0
-    if not writes and echoed is None:
-        name = "max_tokens" if body.max_tokens == 0 else "max_completion_tokens"
-        raise OptionError(f"{name} is 0; it must be at least 1, or -1, unless 'echo' is true")
     echo = None
     if echoed is not None:
         echo = [echo_of(*each, engine.vocab) for each in zip(echoed, tokens, strict=True)]
-    return ParsedRequest(
-        tokens, options, n, seed, n_top, plan.parser, echo, writes, plan.not_enforced
-    )
+    return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, plan.not_enforced)
 
 
 def text_of(tokens: Sequence[int], engine: Engine) -> str:
@@ -143,11 +137,6 @@ def echo_of(prompt: str | Sequence[int], tokens: Sequence[int], vocab: Vocab) ->
         at += len(piece)
         ends.append(n_chars)
     return Echo(data.decode("utf-8", "replace"), ends)
-
-
-def _limit_of(body: GenerationBody) -> int | None:
-    limit: int | None = getattr(body, "max_completion_tokens", None)
-    return body.max_tokens if limit is None else limit
 
 
 def _for_template(message: ChatMessage) -> dict[str, Any]:
@@ -287,7 +276,13 @@ def _options_of(
     if isinstance(body, ChatRequest) and body.prediction is not None:
         # Once: each choice would tokenize it in the engine's thread.
         options["prediction"] = engine.pair.tokens_inside(joined(body.prediction.content, ""))
-    limits = [n for n in (_limit_of(body), server.max_tokens) if n is not None and n > 0]
+    limit: int | None = getattr(body, "max_completion_tokens", None)
+    limit = body.max_tokens if limit is None else limit
+    if limit == -2:
+        options["context_shift"] = False
+    if body.seed == -1:
+        options["seed"] = None
+    limits = [n for n in (limit, server.max_tokens) if n is not None and n >= 0]
     options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options | dict(changes)))
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ggufspec.decoding.sampling_options import INT_MAX, NUMBERS
@@ -20,12 +29,23 @@ N_PROMPTS = 64
 N_ADAPTERS = 1000
 N_MESSAGES = N_PARTS = 5000  # a thousand take some milliseconds of processor time
 
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
-MaxTokens = Annotated[int | None, Field(ge=-1, le=2**31)]
+MaxTokens = Annotated[int | None, Field(ge=-2, le=2**31)]
 # fail_fast: 100,000 wrong tokens would be as many errors, and take a second.
 Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+_TOKEN = re.compile(r"[0-9]{1,9}")
+
+
+def _without_empty(value: object) -> object:
+    """An empty stop string ends nothing: it is left out, as in llama.cpp's server."""
+    if isinstance(value, list):
+        value = [text for text in value if text != ""]
+    return None if value in ("", []) else value
+
+
+_Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+_Stops = Annotated[list[_Stop], Field(max_length=N_STOPS)]
+Stops = Annotated[_Stops | None, BeforeValidator(_without_empty)]
 
 
 class Body(BaseModel):
@@ -103,7 +123,11 @@ class GenerationBody(_Numbers):
     model: str | None = Field(
         None, max_length=1000, description="Ignored: the server has one model."
     )
-    max_tokens: MaxTokens = Field(None, description="-1: up to the end of the context.")
+    max_tokens: MaxTokens = Field(
+        None,
+        description="0: the prompt is cached, and the text is empty; -1: no limit; -2: up to the "
+        "end of the context, also with --context-shift.",
+    )
     min_tokens: int | None = Field(
         None, ge=0, le=2**31, description="Minimum number of tokens before an end token is allowed."
     )
@@ -117,11 +141,11 @@ class GenerationBody(_Numbers):
     )
     dry_sequence_breakers: list[str] | None = Field(None, max_length=N_SAMPLERS)
     samplers: list[str] | None = Field(None, max_length=N_SAMPLERS)
-    logit_bias: dict[TokenKey, float] | None = Field(
+    logit_bias: dict[str, float] | None = Field(
         None, description="Token ids and numbers; false bans a token. Also a list of pairs."
     )
     seed: int | None = Field(None, description="-1: a random one.")
-    stop: Stop | Annotated[list[Stop], Field(max_length=N_STOPS)] | None = None
+    stop: Annotated[_Stop | _Stops | None, BeforeValidator(_without_empty)] = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=N_STOPS)
     ignore_eos: bool | None = None
     n: int | None = Field(None, ge=1, le=N_CHOICES)
@@ -153,13 +177,6 @@ class GenerationBody(_Numbers):
         False, description="Add `ggufspec`: which tokens were accepted drafts, and statistics."
     )
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _without_empty_stops(cls, value: object) -> object:
-        if isinstance(value, list):
-            value = [text for text in value if text != ""]
-        return None if value in ("", []) else value
-
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _biases(cls, value: object) -> object:
@@ -172,6 +189,10 @@ class GenerationBody(_Numbers):
             value = {str(token): bias for token, bias in value}
         if not isinstance(value, dict):
             return value
+        for token in value:
+            if not _TOKEN.fullmatch(token):
+                message = "{token} is not a token id; send ids, which POST /tokenize returns"
+                raise PydanticCustomError("token", message, {"token": repr(token[:40])})
         return {token: -math.inf if bias is False else bias for token, bias in value.items()}
 
 
@@ -179,11 +200,9 @@ class CompletionRequest(GenerationBody):
     """A prompt, or several, to continue."""
 
     prompt: (
-        Annotated[str, Field(min_length=1)]
+        str
         | Tokens
-        | Annotated[
-            list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=N_PROMPTS)
-        ]
+        | Annotated[list[str], Field(min_length=1, max_length=N_PROMPTS)]
         | Annotated[list[Tokens], Field(min_length=1, max_length=N_PROMPTS)]
     )
     logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
@@ -332,7 +351,7 @@ class ChatRequest(GenerationBody):
 class PredictRequest(GenerationBody):
     """A prompt; the response is the prompt with its continuation."""
 
-    prompt: str = Field(min_length=1)
+    prompt: str
     max_tokens: MaxTokens = 40
 
 

@@ -137,8 +137,8 @@ class EngineWorker:
                 seconds = min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY)
                 raise ApiError(
                     429,
-                    f"the queue is full ({n_waiting} requests are waiting); retry after the "
-                    "seconds in Retry-After",
+                    f"the queue is full: requests that wait: {n_waiting}; retry after the seconds "
+                    "in Retry-After",
                     "rate_limit_error",
                     code="queue_full",
                     headers={"Retry-After": str(max(1, math.ceil(seconds)))},
@@ -298,7 +298,7 @@ class EngineWorker:
             self._echo(choice)
 
     def _echo(self, choice: RunningChoice) -> None:
-        """Send the prompt once its log-probabilities are known; end a choice without a text."""
+        """Send the prompt once its log-probabilities are known."""
         generation, parsed = choice.generation, choice.owner.parsed
         if choice.echo is None or generation.is_scoring:
             return
@@ -309,9 +309,6 @@ class EngineWorker:
         delta = ChoiceDelta(choice.index, text, tokens, [False] * len(tokens), found, ends)
         self._events.append((choice.owner, delta))
         choice.echo, choice.n_echoed = None, len(text)
-        if not parsed.writes:
-            generation.close()
-            generation.finish_reason = "length"
 
     def _deliver(self, choice: RunningChoice, error: BaseException | None) -> None:
         """Report the text that the last round added to a choice, and the end of the choice."""
@@ -333,7 +330,9 @@ class EngineWorker:
     def _release(self, choice: RunningChoice) -> None:
         choice.owner.choices.remove(choice)
         choice.generation.close()
-        self._metrics.observe(choice.generation.completion.stats, self._engine.pair.plain_seconds)
+        stats = choice.generation.completion.stats
+        if stats.seconds.prompt:  # else it ended before its prompt was processed
+            self._metrics.observe(stats, self._engine.pair.plain_seconds)
 
     @contextmanager
     def _ends_on_error(self, request: TextRequest) -> Iterator[None]:

@@ -151,7 +151,6 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> No
 def test_prompts_that_make_no_sense_are_refused(pair: Engine) -> None:
     for prompts, named in (
         ([], "there are no prompts"),
-        (["a", ""], "the prompt is empty"),
         (["a", [5] * (pair.n_ctx - 5)], "prompt 2 has"),
     ):
         with pytest.raises(PromptError, match=named):

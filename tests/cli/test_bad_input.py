@@ -224,8 +224,8 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
         (["--min-p", "2"], ["--min-p", "0<=x<=1"]),
         (["--min-p", "nan"], ["--min-p", "is not a number"]),
         (["--top-k", "-1"], ["--top-k", "-1"]),
-        (["-n", "0"], ["-n", "at least 1"]),
-        (["-n", "-5"], ["-n", "at least 1", "-1 for no limit"]),
+        (["-n", "-3"], ["--n-predict", "-3 is not in the range x>=-2"]),
+        (["-s", "-2"], ["--seed", "-2 is not in the range x>=-1"]),
         (["-n", "many"], ["-n", "'many'"]),
         (["-c", "-1"], ["--ctx-size", "-1"]),
         (["-c", "99999999999999"], ["n_ctx is 99999999999999", "2,147,483,647"]),
@@ -241,7 +241,6 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
         (["--rpc", ""], ["--rpc: an entry is empty", "192.168.1.20:50052"]),
         (["--rpc", "host:1,host"], ["--rpc: 'host' has no port"]),
         (["--rpc", "[::1]:50052"], ["--rpc: '[::1]:50052' is an IPv6 address"]),
-        (["-s", "-1"], ["--seed", "-1"]),
         (["-s", "1.5"], ["--seed", "'1.5'"]),
         (["--stop", ""], ["stop string is empty"]),
         (["-f", "prompt.txt"], ["with -p or with -f, not both"]),
@@ -311,7 +310,7 @@ def test_a_seed_may_be_gigantic(seed: str, run: Command, target: Path) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [["--nope"], ["-n", "0"], ["-p", ""], ["--stop", ""], ["--verify", "maybe"]],
+    [["--nope"], ["-n", "-3"], ["-p", ""], ["--stop", ""], ["--verify", "maybe"]],
     ids=" ".join,
 )
 def test_with_json_an_error_leaves_stdout_empty_too(

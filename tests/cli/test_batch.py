@@ -199,7 +199,7 @@ def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Pat
         ({"out": "-"}, ["--resume"], USAGE, "--resume needs the output file"),
         ({}, ["--retry-failed"], USAGE, "needs --resume"),
         ({}, ["--no-chat", "--system", "x"], USAGE, "--system needs the chat template"),
-        ({}, ["-n", "0"], USAGE, "at least 1"),
+        ({}, ["-n", "-3"], USAGE, "-3 is not in the range x>=-2"),
         ({}, ["--num-processes", "0"], USAGE, "0 is not in the range"),
         ({}, ["--num-processes", "2", "--rpc", "a:1"], USAGE, "one process at a time"),
         ({}, ["--temp", "-1"], USAGE, "-1"),

@@ -358,9 +358,9 @@ def test_options_are_checked_once_and_a_prompt_is_tokenized_once(
         checks.append(self)
         check(self)
 
-    def counted_prompt(self: Engine, prompt: str) -> list[int]:
+    def counted_prompt(self: Engine, prompt: str, **how: int) -> list[int]:
         texts.append(prompt)
-        return tokenize(self, prompt)
+        return tokenize(self, prompt, **how)
 
     monkeypatch.setattr(CheckedOptions, "__post_init__", counted)
     monkeypatch.setattr(Engine, "tokenize", counted_prompt)
@@ -370,7 +370,34 @@ def test_options_are_checked_once_and_a_prompt_is_tokenized_once(
     assert (len(checks), texts) == (2, PROMPTS[:4])
 
 
-@pytest.mark.parametrize("prompt", ["", [], [-1], [4096], [10**12]])
+def test_an_empty_prompt_is_the_token_that_begins_a_text_if_there_is_one(
+    tmp_path: Path,
+) -> None:
+    with_bos = tiny.write_llama(tmp_path / "spm.gguf", vocab=tiny.SPM)
+    without = tiny.write_llama(tmp_path / "bpe.gguf", vocab=tiny.BPE)
+    with ggufspec.load(with_bos, n_threads=1, tuned=False) as engine:
+        assert engine.tokenize("") == [engine.vocab.bos]
+        assert len(engine.generate("", max_tokens=3, ignore_eos=True).tokens) == 3
+    with (
+        ggufspec.load(without, n_threads=1, tuned=False) as engine,
+        pytest.raises(ggufspec.PromptError, match="no token for the beginning of a text"),
+    ):
+        engine.generate("")
+
+
+def test_without_a_text_a_prompt_may_fill_the_context(pair: Engine) -> None:
+    full = [5] * pair.n_ctx
+    found = pair.generate(full, max_tokens=0)
+    assert (found.text, found.tokens, found.finish_reason) == ("", (), "length")
+    assert pair.generate(full, max_tokens=0).stats.n_prompt_reused == pair.n_ctx - 1
+    assert pair.generate_batch([full], max_tokens=0)[0].text == ""
+    with pytest.raises(ggufspec.PromptTooLongError, match="one must be left for the text"):
+        pair.generate(full, max_tokens=1)
+    with pytest.raises(ggufspec.PromptTooLongError, match=f"has {pair.n_ctx + 1:,} tokens, the"):
+        pair.generate([5, *full], max_tokens=0)
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [4096], [10**12]])
 def test_prompts_that_cannot_be_decoded_are_refused(pair: Engine, prompt: object) -> None:
     with pytest.raises(ggufspec.PromptError):
         pair.generate(prompt)  # type: ignore[arg-type]

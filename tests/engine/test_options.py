@@ -53,7 +53,7 @@ def test_stop_tokens_are_any_collection(engine: Engine, tokens: Any) -> None:
         *({"stop": stop} for stop in ("", ["a", ""], 5, b"a", [5], {"a": 1}, {5})),
         *({"stop_tokens": tokens} for tokens in (5, "ab", b"ab", ["a"], [1.5], {5: 1}, [True])),
         *({"samplers": samplers} for samplers in ("temp", {"temp"}, None, ["heat"])),
-        *({"max_tokens": n} for n in (0, 1.5)),
+        *({"max_tokens": n} for n in (-1, 1.5)),
         *({"n_draft": n} for n in (0, -1, 17)),
         {"temperature": -1.0},
         {"top_p": 0.0},

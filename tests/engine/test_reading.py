@@ -111,7 +111,7 @@ def test_what_fails_in_one_leaves_the_other(tmp_path: Path) -> None:
         options = ContextOptions(n_ctx=64, n_threads=1)
         with closing(Context(model, options)) as a, closing(Context(model, options)) as b:
             good = [BatchPart(0, [5, 6, 7], 1)]
-            with pytest.raises(DecodeError, match="could not decode 1 tokens at position 0"):
+            with pytest.raises(DecodeError, match="could not decode 1 token at position 0"):
                 a.decode_beside(good, b, [BatchPart(0, bad, 0)])
             assert (a.n_cells(), b.n_cells()) == (3, 0)
             with pytest.raises(DecodeError):

@@ -56,7 +56,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "true as temperature": {"prompt": "hi", "temperature": True},
     "a huge temperature": {"prompt": "hi", "temperature": 1e300},
     "min_p of 2": {"prompt": "hi", "min_p": 2},
-    "max_tokens of 0": {"prompt": "hi", "max_tokens": 0},
+    "max_tokens of -3": {"prompt": "hi", "max_tokens": -3},
     "max_tokens as text": {"prompt": "hi", "max_tokens": "5"},
     "max_tokens as float": {"prompt": "hi", "max_tokens": 5.5},
     "a million choices": {"prompt": "hi", "n": 10**6},
@@ -180,15 +180,34 @@ def test_where_it_is_wrong_is_told(live: Live) -> None:
     ("body", "told"),
     [
         ({"prompt": []}, "prompt: List should have at least 1 item"),
-        ({"prompt": [-1]}, "prompt.0: Input should be greater than or equal to 0"),
-        ({"prompt": 5}, "prompt: Input should be a valid string or a valid list"),
+        ({"prompt": [-1]}, "prompt.0 is -1; it must be greater than or equal to 0"),
+        ({"prompt": 5}, "prompt is 5; it must be a valid string or a valid list"),
+        ({}, "prompt is missing; send it"),
+        ({"prompt": "hi", "temperature": "1"}, "temperature is a text; it must be a valid number"),
+        ({"prompt": "hi", "stream_options": 1}, "stream_options is 1; it must be an object"),
+        ({"prompt": "hi", "logit_bias": {"a b": 1}}, "logit_bias: 'a b' is not a token id; send"),
+        ({"prompt": "hi", "n_predict": -3}, "n_predict is -3; it must be greater than or equal to"),
+        ({"prompt": "hi", "n_draft": 999}, "n_draft is 999, but this engine was loaded for at"),
+        ({"prompt": "hi", "draft_n": 999}, "draft_n is 999, but this engine was loaded for at"),
+        ({"prompt": "hi", "draft_n": -1}, "draft_n is -1; it must be at least 1, or 'auto'"),
+        ({"prompt": "hi", "stop_token_ids": [10**6]}, "stop_token_ids names token 1000000"),
+        ({"prompt": "hi", "repetition_penalty": 1e300}, "repetition_penalty is 1e+300; that is"),
+        ({"prompt": "hi", "guided_choice": []}, "guided_choice is empty; give at least one text"),
+        (
+            {"prompt": "hi", "structured_outputs": {"choice": []}},
+            "structured_outputs.choice is empty; give",
+        ),
+        (
+            {"prompt": "hi", "response_format": {"type": "json_object"}, "min_tokens": 1},
+            "min_tokens bans the tokens that end a text, but response_format says where it ends",
+        ),
         ({"prompt": "hi", "stop": ["a"] * 1001}, "stop: List should have at most 1000 items"),
         ({"prompt": "hi", "topP": 1}, "topP: this field is unknown"),
         ({"prompt": "hi", "suffix": "ho"}, "suffix: is not supported"),
         ({"prompt": "hi", "stream_options": {"x": 1}}, "stream_options.x: this field is unknown"),
     ],
 )
-def test_of_a_field_of_several_types_the_nearest_one_is_told(
+def test_an_error_names_the_field_as_it_was_sent_and_what_it_needs(
     live: Live, body: dict[str, Any], told: str
 ) -> None:
     assert live.post("/v1/completions", **body).json()["error"]["message"].startswith(told)
@@ -197,7 +216,7 @@ def test_of_a_field_of_several_types_the_nearest_one_is_told(
 def test_that_images_are_not_supported_is_told(live: Live) -> None:
     body = WRONG_CHATS["an image"]
     error = live.post("/v1/chat/completions", **body).json()["error"]
-    assert error["message"] == "messages.0.content.0.type: Input should be 'text'"
+    assert error["message"] == "messages.0.content.0.type is 'image_url'; it must be 'text'"
 
 
 def test_a_model_without_a_template_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,12 +346,16 @@ def test_a_key_may_have_any_characters(chat_pair: Engine) -> None:
 def test_other_origins_are_let_in_only_when_named(live: Live, chat_pair: Engine) -> None:
     asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in live.client.get("/health", headers=asked).headers
-    assert live.client.options("/v1/completions", headers=asked).status_code == 405
-    with serving(chat_pair, cors_origins=("http://good.example",)) as open_to_one:
+    no_cors = live.client.options("/v1/completions", headers=asked)
+    assert (no_cors.status_code, no_cors.content) == (204, b"")
+    assert "access-control-allow-origin" not in no_cors.headers
+    with serving(chat_pair, cors_origins=("http://good.example",), api_keys=("k",)) as open_to_one:
         for origin, allowed in (("http://evil.example", None), ("http://good.example",) * 2):
-            headers = {**asked, "Origin": origin}
-            response = open_to_one.client.options("/v1/completions", headers=headers)
-            assert response.headers.get("access-control-allow-origin") == allowed
+            for more in (asked, {}):
+                headers = {**more, "Origin": origin, "Authorization": ""}
+                response = open_to_one.client.options("/v1/completions/", headers=headers)
+                assert (response.status_code, response.content) == (204, b"")
+                assert response.headers.get("access-control-allow-origin") == allowed
 
 
 def test_other_names_than_this_machines_are_refused(chat_pair: Engine) -> None:

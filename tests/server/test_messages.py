@@ -231,8 +231,8 @@ def test_errors_are_of_the_clients_types(
 ) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = client_of(server)
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens: Input should be") as found:
-        client.messages.create(**asked(max_tokens=0))
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens is -1; it must be") as found:
+        client.messages.create(**asked(max_tokens=-1))
     assert found.value.body == {
         "type": "error",
         "error": {"type": "invalid_request_error", "message": found.value.body["error"]["message"]},

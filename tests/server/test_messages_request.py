@@ -36,6 +36,7 @@ def message_of(**body: Any) -> list[dict[str, Any]]:
         ({"container": "c"}, "container: is not supported"),
         ({"max_token": 1}, "max_token: this field is unknown to the server"),
         ({"n": 2}, "n is 2"),
+        ({"n_cmpl": 2}, "n_cmpl is 2"),
         ({"stop_sequences": ["a"], "stop": "b"}, "stop is given twice"),
         (
             {
@@ -51,7 +52,7 @@ def message_of(**body: Any) -> list[dict[str, Any]]:
             },
             "output_format is given twice",
         ),
-        ({"thinking": {"type": "always"}}, "thinking.type: Input should be 'enabled'"),
+        ({"thinking": {"type": "always"}}, "thinking.type is 'always'; it must be 'enabled'"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "w"}]},
             "'web_search_20250305' are not",

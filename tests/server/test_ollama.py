@@ -172,7 +172,9 @@ def test_a_stream_that_fails_ends_with_an_error(endless: Engine) -> None:
         ({"messages": [{**HELLO[0], "images": ["x"]}]}, "messages.0.images: is not supported"),
         ({"prompt": "a", "template": "x"}, "template: is not supported"),
         ({"prompt": "a", "options": {"mirostat": 1}}, "options.mirostat: has no distribution"),
-        ({"prompt": "a", "options": {"n": 2}}, "n is 2"),
+        ({"prompt": "a", "options": {"n": 2}}, "options.n is 2"),
+        ({"prompt": "a", "options": {"num_predict": -3}}, "options.num_predict is -3; it must be"),
+        ({"prompt": "a", "options": {"n_draft": 999}}, "options.n_draft is 999, but this engine"),
         (
             {"prompt": "a", "options": {"temprature": 2}},
             "options.temprature: this field",

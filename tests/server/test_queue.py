@@ -129,10 +129,13 @@ def test_a_cancelled_prompt_is_not_processed_further(endless_file: Path) -> None
         ggufspec.load(endless_file, n_threads=1, n_ctx=100_000, n_batch=16, tuned=False) as engine,
         serving(engine) as live,
     ):
-        with pytest.raises(httpx.ReadTimeout):
-            live.client.post("/v1/completions", json={**BRIEF, "prompt": "x" * 60_000}, timeout=0.1)
+        request = ParsedRequest([[5] * 60_000], CheckedOptions.of({}))
+        queued = live.service.worker.submit(request, lambda event: None)
+        assert comes_true(lambda: engine.pair.slots[0].target.n_held)
+        live.service.worker.cancel(queued)
         assert live.is_free()
         assert live.metric("generated_tokens_total") == 0
+        assert live.metric("prompt_tokens_total") == 0, "it was not processed to its end"
         assert live.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
 
 

@@ -319,7 +319,7 @@ def test_a_store_drops_the_oldest() -> None:
         ({"inputs": "x"}, "inputs", "send 'input'"),
         ({"n": 2}, "n", "one answer"),
         ({"max_tokens": 1, "max_output_tokens": 2}, "max_tokens", "is given twice"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0"),
+        ({"max_output_tokens": -3}, "max_output_tokens", "max_output_tokens is -3"),
         ({"input": []}, "input", "is empty"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "'json_schema'"),
         (

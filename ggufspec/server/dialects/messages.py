@@ -22,7 +22,7 @@ from ggufspec.server.dialects.shared import (
 )
 from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.events import ChoiceEvent, ParsedRequest
-from ggufspec.server.schema import N_STOPS, Body, ChatRequest, GenerationBody, Stop
+from ggufspec.server.schema import Body, ChatRequest, GenerationBody, Stops
 
 # Claude Code's first block changes with each request, so it would keep the cache from being used.
 _BILLING = "x-anthropic-billing-header:"
@@ -166,12 +166,12 @@ class MessagesRequest(GenerationBody):
     """A conversation to continue, in Anthropic's form; the other fields are as for chats."""
 
     kinds = ("everywhere", "blocks", "custom_tools", "messages_api")
-    max_tokens: int = Field(ge=1, le=2**31)
+    max_tokens: int = Field(ge=0, le=2**31)
     messages: list[Message] = Field(min_length=1)
     system: str | TextBlocks | None = None
     tools: list[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
-    stop_sequences: list[Stop] | None = Field(None, max_length=N_STOPS)
+    stop_sequences: Stops = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="As output_config.format.")

@@ -163,9 +163,6 @@ class ResponsesRequest(schema.GenerationBody):
         reasoning = thinking_variables(False) if effort == "none" else {}
         form = self.text.format if self.text else None
         has_logprobs = bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
-        if self.max_output_tokens == 0:
-            message = "max_output_tokens is 0; it must be at least 1, or -1"
-            raise ApiError(400, message, param="max_output_tokens")
         return as_chat(
             self,
             messages=_messages_of(items, self.instructions),
