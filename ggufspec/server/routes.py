@@ -134,7 +134,10 @@ def add_information(router: APIRouter, service: Service) -> None:
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Report metrics for Prometheus."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except TypeError:  # for a version that is no number
+            encode, content_type = choose_encoder("")
         return Response(encode(service.metrics.registry), headers={"content-type": content_type})
 
     @router.get("/", include_in_schema=False)
@@ -222,9 +225,9 @@ async def _slot_action(
             "this server does not save slots; start it with --slot-save-path FOLDER",
             code="not_supported",
         )
-    n_slots = engine.n_slots
-    if not (id_slot.isascii() and id_slot.isdigit() and int(id_slot) < n_slots):
-        raise ApiError(400, f"slot {id_slot[:20]!r} does not exist; ids are 0 to {n_slots - 1}")
+    ids = [str(i) for i in range(engine.n_slots)]
+    if id_slot not in ids:
+        raise ApiError(400, f"slot {id_slot[:20]!r} does not exist; ids are 0 to {ids[-1]}")
     slot = engine.pair.slots[int(id_slot)]
     started = perf_counter()
     if action == "erase":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import hashlib
 import shutil
@@ -12,11 +13,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
+import h11
+import tiny
 from chat_formats import HARMONY, TEMPLATES, USER, parsed, tool
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from starlette.types import ASGIApp, Message
 
+import ggufspec
 from ggufspec.common.prompts import parse_prompts
 from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
@@ -29,6 +35,7 @@ from ggufspec.models.key_overrides import key_overrides_of, with_key_overrides
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.overrides import overrides_of, stays
 from ggufspec.placement.rpc_address import addresses
+from ggufspec.server.app import make_app
 from ggufspec.server.dialects.messages import MessagesRequest
 from ggufspec.server.dialects.ollama import OllamaRequest
 from ggufspec.server.dialects.responses_request import ResponsesRequest
@@ -36,6 +43,7 @@ from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.chat_format import ChatFormat, format_of
 from ggufspec.server.formats.deltas import MAX_NAME
 from ggufspec.server.schema import ChatRequest, CompletionRequest, PredictRequest
+from ggufspec.server.service import ServerOptions, make_service
 from ggufspec.server.strict_json import parse_json, sent_arguments
 from ggufspec.structured import grammar
 from ggufspec.structured.gbnf import lark_of_gbnf
@@ -174,6 +182,52 @@ def body(data: bytes) -> None:
         found.chat(found.items)
 
 
+@cache
+def _app() -> tuple[ASGIApp, asyncio.AbstractEventLoop]:
+    path = tiny.write_llama(_file("served.gguf"), vocab=tiny.BPE, chat_template=tiny.CHATML)
+    engine = ggufspec.load(path, n_threads=1, n_ctx=128, tuned=False)
+    folder = path.parent / "slots"
+    folder.mkdir()
+    options = ServerOptions("tiny", max_tokens=2, timeout=MOST_SECONDS, slot_folder=folder)
+    service = make_service(engine, options)
+    service.worker.start()
+    return make_app(service), asyncio.new_event_loop()
+
+
+def request(data: bytes) -> None:
+    """A whole request to the server, with its method, path and headers; the body ends the data."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(head + b"\r\n\r\n")
+    try:
+        event = connection.next_event()
+    except h11.RemoteProtocolError:
+        return
+    if not isinstance(event, h11.Request):
+        return
+    path, _, query = event.target.partition(b"?")
+    scope = {
+        **{"type": "http", "http_version": "1.1", "scheme": "http", "root_path": ""},
+        **{"method": event.method.decode("ascii"), "path": unquote(path.decode("ascii"))},
+        **{"raw_path": path, "query_string": query, "server": ("127.0.0.1", 8080)},
+        **{"headers": [*event.headers], "state": {}},
+    }
+    sent: list[Message] = []
+    received = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if not received:
+            await asyncio.Event().wait()
+        return received.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    app, loop = _app()
+    loop.run_until_complete(app(scope, receive, send))
+    assert sent[0]["status"] != 500
+
+
 def options(data: bytes) -> None:
     """Options with a syntax of their own."""
     text = data.decode("utf-8", "surrogateescape")
@@ -190,7 +244,7 @@ TARGETS: dict[str, Target] = {
     each.__name__: each
     for each in (
         *(header, gbnf, schema, constraints, calls, template, prompts),
-        *(session, raw_session, body, options),
+        *(session, raw_session, body, request, options),
     )
 }
 EXPECTED = (GgufspecError, ApiError, ValidationError, RequestValidationError)

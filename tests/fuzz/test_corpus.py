@@ -10,7 +10,12 @@ from fuzz.mutations import mutated
 from fuzz.targets import TARGETS, try_input
 
 CORPUS = Path(__file__).parent / "corpus"
-N_MUTATIONS = {"constraints": 40, "template": 20, "schema": 100}  # the others are faster
+N_MUTATIONS = {
+    "constraints": 40,
+    "template": 20,
+    "schema": 100,
+    "request": 40,
+}  # the others are faster
 
 
 def seeds_of(name: str) -> list[bytes]:
