@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec import _native
+from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
@@ -290,7 +291,7 @@ class Context:
             where = f"at position {self.n_cells(parts[0].sequence)}"
             if len(parts) > 1:
                 where = f"of {len(parts)} sequences in one pass"
-            what = f"{n_tokens} tokens {where} (code {result}).\n{log.complaints()}"
+            what = f"{counted(n_tokens, 'token')} {where} (code {result}).\n{log.complaints()}"
             log.clear()
             raise DecodeError(f"llama.cpp could not decode {what}")
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ggufspec import _native
 from ggufspec.common import child
 from ggufspec.drafting import profile_store
+from ggufspec.errors import OptionError
 from ggufspec.llama import IS_FIRST, devices
 from ggufspec.llama.devices import POINTER, TEXT
 from ggufspec.llama.log import logger
@@ -28,6 +29,7 @@ VARIABLE = "GGUFSPEC_KERNELS"
 BUFFER_TYPE = "GGUFSPEC"  # its name in ggml
 GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/matmul/ggml_abi.h
 AMX_VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
+INSTRUCTIONS_VARIABLE = "GGUFSPEC_INSTRUCTIONS"  # for tests: see native/dispatch.cpp
 AMX = "AMX"  # the name of its buffer type in ggml
 WORKS, WRONG = "works", "wrong"  # the first word of the last line that a trial prints
 
@@ -55,6 +57,20 @@ class Status(NamedTuple):
     instructions: str | None
     types: Mapping[str, int]  # ggml's names and numbers
     reason: str | None = None
+
+
+def check_variables() -> None:
+    """Raise OptionError for a variable of the environment with a value that means nothing."""
+    for name, values in {
+        VARIABLE: ("on", "off", *_native.kernel_instructions()),
+        AMX_VARIABLE: ("on", "off"),
+        INSTRUCTIONS_VARIABLE: ("baseline", "x86-64-v3", "x86-64-v4"),
+    }.items():
+        if (value := environ.get(name)) and value not in values:
+            raise OptionError(
+                f"the environment variable {name} is {value!r}; on this processor it can be "
+                f"{', '.join(values)}, or unset"
+            )
 
 
 def _insert() -> str | None:
@@ -120,7 +136,7 @@ def slope(matrix_type: str) -> float | None:
 def instructions() -> str | None:
     """The fastest supported instruction set of this processor, or the one in the environment."""
     found = _native.kernel_instructions()
-    most = environ.get("GGUFSPEC_INSTRUCTIONS")  # see native/dispatch.cpp
+    most = environ.get(INSTRUCTIONS_VARIABLE)
     if most == "baseline":
         found = []
     elif most == "x86-64-v3":

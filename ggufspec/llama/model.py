@@ -79,8 +79,9 @@ class Model:
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text;
         OptionError for overrides with an unknown buffer type or with patterns that llama.cpp
-        refuses.
+        refuses, and for variables of the environment with an unknown value.
         """
+        kernels.check_variables()
         self.path = Path(path)
         self._n_gpu_layers = n_gpu_layers
         self.rpc = tuple(device.name for device in rpc)
