@@ -21,6 +21,7 @@ from ggufspec.audit.report import (
 )
 from ggufspec.audit.statistics import Distribution, Floats, Test
 from ggufspec.common import defaults
+from ggufspec.common.facts import counted
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.reading import read_toml
 from ggufspec.decoding import verify as rules
@@ -81,9 +82,9 @@ def _tokenize(
     for i, text in enumerate(texts, 1):
         if len(text) + settings.n_tokens > engine.n_ctx:
             raise PromptError(
-                f"prompt {i} has {len(text):,} tokens and {settings.n_tokens:,} are generated, but "
-                f"the context has {engine.n_ctx:,}; shorten the prompt, generate less (n_tokens, "
-                "-n), or load with a larger context (n_ctx, -c)"
+                f"prompt {i} has {counted(len(text), 'token')} and {settings.n_tokens:,} are "
+                f"generated, but the context has {engine.n_ctx:,}; shorten the prompt, generate "
+                "less (n_tokens, -n), or load with a larger context (n_ctx, -c)"
             )
     return texts
 

@@ -26,7 +26,7 @@ from ggufspec.cli.parameters import (
     gathered,
     option,
 )
-from ggufspec.common.facts import plain
+from ggufspec.common.facts import counted, plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, read_prompts
 from ggufspec.drafting.profile_store import fingerprint
@@ -228,12 +228,13 @@ def _end(
     records = list(results.records.values())
     failed = [record for record in records if record["error"]]
     hint = " (--resume --retry-failed tries them again)" if failed else ""
-    parts = [f"{len(records):,} of {len(prompts):,} prompts", f"{len(failed):,} failed{hint}"]
+    of_all = f"{len(records):,} of {counted(len(prompts), 'prompt')}"
+    parts = [of_all, f"{len(failed):,} failed{hint}"]
     if n_retried := sum(record.get("attempts", 1) - 1 for record in records):
         parts.append(f"{n_retried:,} tried again")
     names = ("n_generated", "n_rounds", "n_drafted", "n_accepted")  # failed prompts may lack them
     total = {name: sum(record.get(name, 0) for record in records) for name in names}
-    parts.append(f"{total['n_generated']:,} tokens")
+    parts.append(counted(total["n_generated"], "token"))
     if n_drafted := total["n_drafted"]:
         parts.append(
             f"{total['n_accepted'] / n_drafted:.1%} of {n_drafted:,} drafted accepted, "
@@ -295,8 +296,9 @@ class _Shown:
         seconds = monotonic() - self._started
         if self._n_here:
             render.note(
-                f"generated {self._n_tokens:,} tokens for {self._n_here:,} prompts in "
-                f"{seconds:.1f} s: {self._n_tokens / seconds:.1f} tokens/s"
+                f"generated {counted(self._n_tokens, 'token')} for "
+                f"{counted(self._n_here, 'prompt')} in {seconds:.1f} s: "
+                f"{self._n_tokens / seconds:.1f} tokens/s"
             )
 
     def _count(self, record: dict[str, Any]) -> None:

@@ -193,8 +193,9 @@ class Chat:
                     del messages[first : first + 2]  # the oldest question, and its answer
                     continue
                 raise PromptError(
-                    f"the conversation with this message has {error.n_prompt:,} tokens, the "
-                    f"context {error.n_ctx:,}; the message was left out. Shorten it, or {_FULL}"
+                    "the conversation with this message has "
+                    f"{counted(error.n_prompt, 'token')}, the context {error.n_ctx:,}; the message "
+                    f"was left out. Shorten it, or {_FULL}"
                 ) from error
         if (n_dropped := (len(self._messages) + 1 - len(messages)) // 2) > 0:
             _say(f"the context is full: {counted(n_dropped, 'question')} dropped, the oldest")

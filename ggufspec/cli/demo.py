@@ -16,6 +16,7 @@ from ggufspec.cli.parameters import AT_LEAST_1, COUNT, NOT_NEGATIVE, gathered, o
 from ggufspec.cli.run import generate
 from ggufspec.cli.text_settings import checked
 from ggufspec.common import defaults
+from ggufspec.common.facts import counted
 from ggufspec.decoding.sampling_options import Sampling
 
 if TYPE_CHECKING:
@@ -191,6 +192,6 @@ def _print_result(document: dict[str, Any]) -> None:
     render.echo_table(["", "tokens/s", "speed-up", "accepted", "tokens/round"], rows)
     temperature, n_texts = document["settings"]["temperature"], document["n_texts"]
     render.echo(
-        f"Medians of {n_texts} texts at temperature {temperature:g}. The large model is a stand-in "
-        f"with the cost of {document['stand_in']['n_params'] / 1e6:,.0f} M parameters."
+        f"Medians of {counted(n_texts, 'text')} at temperature {temperature:g}. The large model is "
+        f"a stand-in with the cost of {document['stand_in']['n_params'] / 1e6:,.0f} M parameters."
     )

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, state_at
-from ggufspec.common.facts import visible
+from ggufspec.common.facts import counted, visible
 from ggufspec.errors import OptionError
 
 NARROW = 80  # cells; in narrower terminals the lanes are stacked
@@ -95,7 +95,7 @@ def _lane(
     speed = "" if now.tokens_per_second is None else f"{now.tokens_per_second:.1f} tokens/s"
     amount = f"{now.n_tokens} of {len(lane.tokens)}"
     if now.finished:
-        amount = f"{now.n_tokens} tokens in {lane.seconds:.2f} s"
+        amount = f"{counted(now.n_tokens, 'token')} in {lane.seconds:.2f} s"
     numbers = _two_ends(Text(speed, "bold"), Text(amount, "dim"))
     n_done = round(now.share * (width - _BESIDE_TEXT))
     done = (bar[0] * n_done, "cyan" if lane.name == PLAIN else _DRAFTED)
