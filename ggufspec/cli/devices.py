@@ -51,7 +51,9 @@ def _facts() -> tuple[dict[str, Any], list[str]]:
     if found is not None and not done.returncode:
         return found, messages
     if (code := done.returncode) == 1:  # Python's exit code after an exception
-        importlib.import_module("ggufspec.llama")  # raises an error that names the missing library
+        # Raise errors that name a missing library, or a variable with an unknown value.
+        importlib.import_module("ggufspec.llama")
+        importlib.import_module("ggufspec.llama.kernels").check_variables()
     ended = f"by {signal.strsignal(-code) or -code}" if code < 0 else f"with code {code}"
     lines = "".join(f"\n  {line}" for line in messages[-_N_SHOWN:])
     raise LibraryError(

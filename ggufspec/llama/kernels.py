@@ -111,7 +111,8 @@ def unusable() -> str | None:
 
 @cache
 def status() -> Status:
-    """The kernels that this process may use: those that passed the trial."""
+    """The kernels that this process may use: those that passed the trial. Raises OptionError."""
+    check_variables()
     if (reason := unusable()) is not None:
         return Status(None, {}, reason)
     name = str(instructions())

@@ -53,13 +53,20 @@ def test_a_seed_of_minus_1_is_a_random_one(run: Command, target: Path) -> None:
     ],
 )
 def test_a_variable_with_an_unknown_value_is_an_error(
-    name: str, known: str, run: Command, target: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    known: str,
+    run: Command,
+    command: Command,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(name, "nonsense")
     result = run("-m", target, "-p", "hi", "-n", "1")
     assert (result.code, result.out) == (2, "")
     assert f"the environment variable {name} is 'nonsense'" in result.err
     assert known in result.err
+    if name == "GGUFSPEC_KERNELS":
+        assert f"the environment variable {name} is 'nonsense'" in command("devices").err
     monkeypatch.setenv(name, "")
     assert run("-m", target, "-p", "hi", "-n", "1").code == 0
 
