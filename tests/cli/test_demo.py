@@ -191,11 +191,11 @@ def test_ctrl_c_keeps_the_texts_that_are_whole(
 ) -> None:
     """Two to warm up, two for the first prompt, and the next is interrupted."""
 
-    def tokenize(self: Engine, prompt: str) -> list[int]:
+    def tokenize(self: Engine, prompt: str, **how: int) -> list[int]:
         prompts.append(prompt)
         if len(prompts) == 5:
             monkeypatch.setattr("ggufspec.llama.session.LlamaSession.piece", interrupted)
-        return real(self, prompt)
+        return real(self, prompt, **how)
 
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt

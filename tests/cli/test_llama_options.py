@@ -167,7 +167,7 @@ def test_variables_are_defaults(run: Command, variables: Callable[..., None]) ->
     ("name", "value", "said"),
     [
         ("CTX_SIZE", "many", "'-c' / '--ctx-size' (LLAMA_ARG_CTX_SIZE): 'many' is not a valid"),
-        ("N_PREDICT", "0", "'-n' / '--n-predict' (LLAMA_ARG_N_PREDICT): must be at least 1"),
+        ("N_PREDICT", "-3", "'-n' / '--n-predict' (LLAMA_ARG_N_PREDICT): -3 is not in the range"),
         ("FLASH_ATTN", "2", "(LLAMA_ARG_FLASH_ATTN): '2' is not one of"),
         ("REPACK", "maybe", "'--repack' (LLAMA_ARG_REPACK): 'maybe' is not a valid boolean"),
     ],
