@@ -100,7 +100,7 @@ def choose_attention(text: UsualText, *models: Times, has_draft: bool) -> Attent
         found = 0.0
         for times in models:
             passes = seconds_at(text.depth, times, way)
-            found += text.n_new / _N_PER_PASS * sum(passes[:n_sizes]) / n_sizes
+            found += max(text.n_new, 1) / _N_PER_PASS * sum(passes[:n_sizes]) / n_sizes
             if text.deepest > DEPTHS[-1]:
                 found += text.n_prompt * seconds_at(text.n_prompt / 2, times, way)[-1] / PROMPT
         return found

@@ -168,7 +168,7 @@ def test_an_error_is_seen_and_says_what_to_do(endless: Engine, open_page: OpenPa
         page.fill("#tokens", "40")
         for n_turns in (2, 4, 6):
             send(page, "hi", n_turns)
-        page.fill("#tokens", "0")
+        page.fill("#tokens", "-3")
         page.evaluate("form.noValidate = true")
         send(page, "hi", 8)
         assert "max_tokens" in page.inner_text(".alarm")
