@@ -27,8 +27,8 @@ MOST_SECONDS = 0.1  # of a pass; in slower ones, attention is a small part
 DEPTHS = (32, 512)  # tokens in the cache before the pass
 FASTER = 0.95  # share of the time with flash attention; repeated measurements differ by 3 %
 
-# Longer texts are measured at a depth of their own, the next power of two, and so is reading their
-# prompts, which takes most of their time. All this costs as much as reading 250 tokens, once.
+# Longer texts are measured at about their own depth, a power of two, and so is reading their
+# prompts, which takes most of their time. All this costs as much as reading 400 tokens, once.
 _LONG, _DEEPEST = 2 * DEPTHS[-1], 8192
 PROMPT = 64  # tokens of a pass over a piece of a prompt; larger pieces cost as much per token
 _MOST_SECONDS_LONG = 0.5  # of a pass over one token on an empty cache
@@ -59,7 +59,7 @@ class UsualText(NamedTuple):
         """The depth to measure at; the times at others lie on a line with those at DEPTHS[0]."""
         if self.depth <= _LONG:
             return DEPTHS[-1]
-        return int(min(2 ** (self.depth - 1).bit_length(), _DEEPEST))
+        return int(min(2 ** (self.depth.bit_length() - 1), _DEEPEST))
 
 
 class Attention(NamedTuple):

@@ -395,8 +395,12 @@ def test_a_prompt_of_tokens_is_copied(engine: ggufspec.Engine) -> None:
     assert engine.tokenize(prompt) is not prompt
 
 
-@pytest.mark.parametrize("prompt", ["", [], ()])
-def test_an_empty_prompt_is_refused(engine: ggufspec.Engine, prompt: str | list[int]) -> None:
+def test_an_empty_text_is_the_bos_token(engine: ggufspec.Engine) -> None:
+    assert engine.tokenize("") == engine.tokenize("hello")[:1]
+
+
+@pytest.mark.parametrize("prompt", [[], ()])
+def test_an_empty_list_of_tokens_is_refused(engine: ggufspec.Engine, prompt: list[int]) -> None:
     with pytest.raises(PromptError, match="at least one"):
         engine.tokenize(prompt)
 

@@ -130,7 +130,7 @@ def test_a_choice_of_no_tool_is_refused(caller: Live) -> None:
 
 def test_a_schema_that_cannot_be_guaranteed_is_named_by_its_tool(caller: Live) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "("}}}
-    bad = {"type": "function", "function": {"name": "bad", "parameters": schema}}
+    bad = {"type": "function", "function": {"name": "bad", "parameters": schema, "strict": True}}
     asked = {"messages": TURN, "tools": [*TOOLS, bad], "tool_choice": "required"}
     error = caller.post("/v1/chat/completions", **asked).json()["error"]
     assert error["message"].startswith("the schema of the tool 'bad': ")
