@@ -28,7 +28,7 @@ DEPTHS = (32, 512)  # tokens in the cache before the pass
 FASTER = 0.95  # share of the time with flash attention; repeated measurements differ by 3 %
 
 # Longer texts are measured at about their own depth, a power of two, and so is reading their
-# prompts, which takes most of their time. All this costs as much as reading 400 tokens, once.
+# prompts, which takes most of their time. All this costs as much as reading 500 tokens, once.
 _LONG, _DEEPEST = 2 * DEPTHS[-1], 8192
 PROMPT = 64  # tokens of a pass over a piece of a prompt; larger pieces cost as much per token
 _MOST_SECONDS_LONG = 0.5  # of a pass over one token on an empty cache
