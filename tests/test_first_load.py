@@ -58,6 +58,7 @@ for value in (None, 5, "x", [[5]], {"1": "x"}):
 MEASURES = "to measure which are faster; this happens once"
 # Where the extension has kernels for this processor, which of them are faster is measured.
 N_MEASURED = 2 if kernels.unusable() is None else 0
+_MOST_LOADS = 15
 DAMAGES: tuple[bytes, ...] = (b"", b"{", b"[]\n", b"\xff" * 1000)
 
 
@@ -129,12 +130,13 @@ def settled(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> Settled:
     assert sum(each.n_measured for each in first) >= N_MEASURED
     known = records(cache)
     assert known
-    while True:
+    for _ in range(_MOST_LOADS):
         last = pair.load(cache)
         before, known = known, records(cache)
         if last.n_measured == 0 and before.keys() == known.keys():
             return Settled(cache, last)
         # Other programs had disturbed a measurement, which is then repeated by the next load.
+    pytest.skip(f"other programs disturbed a measurement in each of {_MOST_LOADS} loads")
 
 
 def records(cache: Path) -> dict[str, dict[str, Any]]:
