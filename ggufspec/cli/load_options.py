@@ -131,7 +131,8 @@ LOAD = (
     ),
     option(
         "-fa --flash-attn flash_attention",
-        "Flash attention; auto: the faster choice on CPUs, measured once, else llama.cpp's.",
+        "Flash attention; auto: the faster choice on CPUs for the lengths of prompt and answer, "
+        "measured once, else llama.cpp's.",
         type=click.Choice(["auto", "on", "off"]),
         default=defaults.FLASH_ATTENTION,
     ),

@@ -35,7 +35,8 @@ _MOST_SECONDS_LONG = 0.5  # of a pass over one token on an empty cache
 _N_PER_PASS = 2  # tokens that a pass writes on average, to weigh answers against prompts
 
 _MOST_ROUNDS, _FEWEST_ROUNDS = 9, 2
-_N_TRIED = 2  # passes over one token, the first may read weights; measurements, if disturbed
+_N_TRIED = 2  # passes over one token; the first may read weights from the disk
+_N_ATTEMPTS = 2  # to measure while other programs disturb it
 _SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
 _WAYS = ("on", "off")  # of flash attention
 
@@ -147,7 +148,7 @@ def known_attention(
 def time_passes(model: Model, until: float, deepest: int = DEPTHS[-1]) -> Times | None:
     """Seconds of passes with and without flash attention, until a time; None: none, or too slow.
 
-    Behind DEPTHS[-1] there is no limit of time, but one for a pass on an empty cache.
+    For a depth above DEPTHS[-1], only a pass over one token on an empty cache has a limit.
     """
     depths, sizes, is_long = (DEPTHS[0], deepest), _sizes(deepest), deepest > DEPTHS[-1]
     seconds_each = (until - perf_counter()) / len(depths)
@@ -187,7 +188,7 @@ def _sizes(deepest: int) -> Sequence[int]:
 
 def _undisturbed(models: Sequence[Model], deepest: int) -> Sequence[Times] | None:
     """What `_measure` returns; None if other programs have disturbed each attempt."""
-    for _ in range(_N_TRIED):
+    for _ in range(_N_ATTEMPTS):
         measured = _measure(models, deepest)
         of_depths = (seconds for times in measured for of in times.values() for seconds in of)
         if not any(map(is_disturbed, of_depths)):
