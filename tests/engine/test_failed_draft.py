@@ -27,15 +27,6 @@ def prompt_of(which: int, n: int = 80) -> list[int]:
     return [3 + (31 * which + (7 + 2 * which) * i) % 200 for i in range(n)]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return (
-        tiny.write_llama(folder / "target.gguf", n_layer=3),
-        tiny.write_llama(folder / "draft.gguf", n_layer=1),
-    )
-
-
 def break_draft(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass of the draft model fails from now on."""
     real = {name: getattr(Context, name) for name in ("decode", "decode_hidden")}

@@ -35,15 +35,6 @@ LENGTHS = {"temperature": 0.9, "seed": 9, "max_tokens": 20, "n_draft": 3, "ignor
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return (
-        tiny.write_llama(folder / "target.gguf", n_layer=3),
-        tiny.write_llama(folder / "draft.gguf", n_layer=1),
-    )
-
-
-@pytest.fixture(scope="module")
 def engine(files: tuple[Path, Path]) -> Iterator[Engine]:
     with ggufspec.load(
         *files,
