@@ -322,6 +322,7 @@ def _settings(
         shared,
         n_rows=options.n_draft_max + 1,
         n_threads=options.n_threads or found.n_threads,
+        varies_threads=options.n_threads is None and not options.exact,
         n_rollback=options.n_rollback,
         n_checkpoints=options.ctx_checkpoints,
         n_leaves=1 if options.exact else n_leaves(options.n_slots, options.n_draft_max),
@@ -335,6 +336,7 @@ def _settings(
         n_kept=n_kept if n_kept < shared.n_ctx else 0,
         n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
         n_threads=options.n_threads_draft or found.n_threads_draft or n_threads,
+        varies_threads=not (options.n_threads or options.n_threads_draft or options.exact),
     )
     of_below = replace(of_draft, n_rows=1, n_threads=1 if _is_tiny(below) else of_draft.n_threads)
     return [of_target, of_draft, of_below], attention

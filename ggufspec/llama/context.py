@@ -23,6 +23,7 @@ from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.llama.thread_count import ThreadCount
 from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.models import head_facts
 from ggufspec.models.head_facts import EAGLE3, MTP, HeadFacts
@@ -70,7 +71,11 @@ class Context:
         self.model = model
         self.options = options
         self.link = link  # None: not the context of a head
-        self.n_threads = options.n_threads or n_threads_default()
+        self.n_threads = options.n_threads or n_threads_default()  # at most
+        self.n_threads_now = self.n_threads
+        varies = options.varies_threads and self.n_threads > 1
+        self._thread_count = ThreadCount(self.n_threads) if varies else None
+        self.keeps_threads = False  # with flash attention, rounding depends on their number
         self.n_ctx, self.n_sequences = options.n_ctx, options.n_sequences
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
@@ -260,6 +265,9 @@ class Context:
 
     def _run(self, parts: Parts, hidden: NDArray[np.float32] | None = None) -> None:
         native = self._checked(parts)
+        n_tokens = sum([len(part.tokens) for part in parts])
+        count = self._count_threads(n_tokens)
+        seconds = native.decode_seconds
         positions = [native.n_cells(part.sequence) for part in parts] if self.follower else ()
         if hidden is None and self._block is not None and not parts[0].n_rows:
             hidden = np.zeros((len(parts[0].tokens), self.n_hidden), np.float32)
@@ -271,8 +279,20 @@ class Context:
             result = log.during(native.decode_hidden, sequence, tokens, hidden, n_rows)
         if result or self._layer_skip is not None:
             self._finish(parts, result)
+        if count is not None:
+            count.observe(n_tokens, native.decode_seconds - seconds)
         if self.follower is not None:
             self.follower.after_decode(parts, positions)
+
+    def _count_threads(self, n_tokens: int) -> ThreadCount | None:
+        """Use the number of threads for a pass; returns what chose it, None: nothing."""
+        count = self._thread_count
+        if self.keeps_threads and self.options.flash_attention != "off":
+            count = None
+        n_threads = self.n_threads if count is None else count.n_for(n_tokens)
+        if n_threads != self.n_threads_now:
+            self._set_threads(n_threads)
+        return count
 
     def _checked(self, parts: Parts) -> _native.Context:
         native = self.native
@@ -331,11 +351,15 @@ class Context:
         return max(self.n_threads, self.link.target.n_threads if self.link else 0)
 
     def use_threads(self, n_threads: int) -> None:
-        """Compute with `n_threads` from now on."""
-        self.n_threads = n_threads
-        numbers = self.pointer, n_threads, self._n_threads_batch
-        log.during(self.pools.attach, *numbers)
-        log.during(llama_cpp.llama_set_n_threads, *numbers)
+        """Compute with `n_threads` from now on, whatever else runs."""
+        self.n_threads, self._thread_count = n_threads, None
+        self._set_threads(n_threads)
+
+    def _set_threads(self, n_threads: int) -> None:
+        n_batch = self._n_threads_batch if n_threads == self.n_threads else n_threads
+        self.n_threads_now = n_threads
+        log.during(self.pools.attach, self.pointer, n_threads, n_batch)
+        log.during(llama_cpp.llama_set_n_threads, self.pointer, n_threads, n_batch)
 
     def n_bytes(self, sequence: int = 0) -> int:
         """Bytes of a copy of what a sequence holds."""

@@ -41,7 +41,7 @@ class ContextOptions:
     n_leaves: maximum leaves of a tree; see Context.n_leaves for what a model supports. is_exact:
     every pass with logits is padded to n_rows tokens, in a sequence of its own. offloads: a GPU
     computes prompts for the layers of the host, too. n_checkpoints: message ends whose recurrent
-    state is kept: see Checkpoints.
+    state is kept: see Checkpoints. varies_threads: use fewer where that is faster.
     """
 
     n_ctx: int
@@ -49,6 +49,7 @@ class ContextOptions:
     n_sequences: int = 1
     n_batch: int = defaults.N_BATCH
     n_threads: int | None = None  # None: one per physical core
+    varies_threads: bool = False
     flash_attention: str = defaults.FLASH_ATTENTION
     type_k: str = defaults.KV_TYPE
     type_v: str = defaults.KV_TYPE

@@ -19,43 +19,51 @@ class CpuUse(NamedTuple):
     at: float  # seconds of a clock
     own: float
     idle: float | None  # of all logical processors that this process may use
+    n_running: int | None = None  # threads of all programs that run or wait for a processor
+
+    def n_others(self, before: CpuUse) -> float | None:
+        """Processors that other programs have used since `before`; None: unknown.
+
+        The system counts in steps of 10 ms: readings should be 0.1 s apart or more.
+        """
+        if self.idle is None or before.idle is None:
+            return None
+        used = self.own - before.own + self.idle - before.idle
+        return max(n_logical_cores() - used / self._seconds(before), 0.0)
 
     def n_missing(self, before: CpuUse, n_threads: int) -> float:
         """Processors that `n_threads` computing threads lacked since `before`.
 
-        Other programs used these, or a container's limit forbade them. Where idle time is unknown
-        (not on Linux), this assumes that all threads have computed, or waited by spinning.
-        The system counts in steps of 10 ms: readings should be 0.1 s apart or more.
+        Where idle time is unknown (not on Linux), this assumes that all threads have computed, or
+        waited by spinning.
         """
-        seconds = max(self.at - before.at, 1e-9)
-        n_own = (self.own - before.own) / seconds
-        if self.idle is None or before.idle is None:
-            return max(n_threads - n_own, 0.0)
-        n_idle = (self.idle - before.idle) / seconds
-        n_of_others = n_logical_cores() - n_own - n_idle
-        return min(max(n_threads + n_of_others - n_logical_cores(), 0.0), float(n_threads))
+        n_others = self.n_others(before)
+        if n_others is None:
+            n_missing = n_threads - (self.own - before.own) / self._seconds(before)
+        else:
+            n_missing = n_threads + n_others - n_logical_cores()
+        return min(max(n_missing, 0.0), float(n_threads))
 
-    def n_idle(self, before: CpuUse) -> float | None:
-        """Processors that were idle on average since `before`; None: unknown."""
-        if self.idle is None or before.idle is None:
-            return None
-        return (self.idle - before.idle) / max(self.at - before.at, 1e-9)
+    def _seconds(self, before: CpuUse) -> float:
+        return max(self.at - before.at, 1e-9)
 
 
 def cpu_use(path: Path = _STAT) -> CpuUse:
     """The processor time so far. Takes 0.04 ms with two processors, more with many."""
-    return CpuUse(perf_counter(), process_time(), _idle_seconds(path))
-
-
-def _idle_seconds(path: Path) -> float | None:
+    own = perf_counter(), process_time()
     try:
         usable = os.sched_getaffinity(0)
-        lines = path.read_text().splitlines()
+        rows = [line.split() for line in path.read_text().splitlines()]
         ticks = [
-            sum(map(int, line.split()[_IDLE]))
-            for line in lines
-            if line[:3] == "cpu" and line[3:4].isdigit() and int(line.split()[0][3:]) in usable
+            sum(map(int, row[_IDLE]))
+            for row in rows
+            if row[0][3:].isdigit() and row[0][:3] == "cpu" and int(row[0][3:]) in usable
         ]
-        return sum(ticks) / os.sysconf("SC_CLK_TCK") if any(ticks) else None
-    except (AttributeError, OSError, ValueError):
-        return None  # not Linux, or a sandbox that shows no times
+        if not any(ticks):
+            return CpuUse(*own, None)  # a sandbox that shows no times
+        n_running = None
+        if len(usable) == os.cpu_count():
+            n_running = next((int(row[1]) for row in rows if row[0] == "procs_running"), None)
+        return CpuUse(*own, sum(ticks) / os.sysconf("SC_CLK_TCK"), n_running)
+    except (AttributeError, OSError, ValueError, IndexError):
+        return CpuUse(*own, None)  # not Linux
