@@ -15,80 +15,79 @@ CostModel::CostModel(const CostConstants & constants, size_t n_most, size_t n_sh
       start_(std::move(start)),
       positions_(positions()) {}
 
+void CostModel::use(size_t n_threads_fewer, bool is_disturbed) {
+    is_disturbed_ = is_disturbed;
+    if (n_threads_fewer == n_threads_fewer_) return;
+    of_others_[std::exchange(n_threads_fewer_, n_threads_fewer)] = known_;
+    if (const auto found = of_others_.find(n_threads_fewer); found != of_others_.end()) known_ = found->second;
+    curve_.clear();
+}
+
 void CostModel::observe_target(size_t n_tokens, double seconds) {
-    if (is_frozen || n_tokens < 1 || n_tokens > n_largest() || !(seconds > 0) || is_compiled_for(n_tokens)) return;
-    const auto known = sizes_.find(n_tokens);
+    if (ignores() || n_tokens < 1 || n_tokens > n_largest() || !(seconds > 0) || is_compiled_for(n_tokens)) return;
+    const auto known = known_.sizes.find(n_tokens);
     const size_t count = n_measured(n_tokens);
     double found = seconds;
-    if (known != sizes_.end()) {
-        const double old = scale_ * known->second.seconds;
+    if (known != known_.sizes.end()) {
+        const double old = known_.scale * known->second.seconds;
         found = updated(old, seconds, count);
         // The whole machine may have become slower or faster.
-        if (count >= 2) scale_ *= std::pow(found / old, constants_.drift_share);
-    } else if (const auto one = sizes_.find(1); one != sizes_.end()) {
+        if (count >= 2) known_.scale *= std::pow(found / old, constants_.drift_share);
+    } else if (const auto one = known_.sizes.find(1); one != known_.sizes.end()) {
         // A pass over n tokens takes no longer than n single-token passes, unless disturbed.
-        found = std::min(seconds, double(n_tokens) * scale_ * one->second.seconds);
+        found = std::min(seconds, double(n_tokens) * known_.scale * one->second.seconds);
         if (is_measured_before()) found = updated(curve()[n_tokens - 1], found, count);
     }
-    n_passes_++;
-    sizes_[n_tokens] = {found / scale_, count + 1, n_passes_};
+    known_.n_passes++;
+    known_.sizes[n_tokens] = {found / known_.scale, count + 1, known_.n_passes};
     curve_.clear();
 }
 
 void CostModel::observe_plain(double seconds) {
-    if (is_frozen || !(seconds > 0)) return;
-    plain_ = plain_ > 0 ? updated(plain_, seconds, n_plain_) : seconds;
-    n_plain_++;
+    if (ignores() || !(seconds > 0)) return;
+    known_.plain = known_.plain > 0 ? updated(known_.plain, seconds, known_.n_plain) : seconds;
+    known_.n_plain++;
 }
 
 void CostModel::observe_draft(size_t n_steps, double seconds, size_t n_further) {
-    if (is_frozen || n_steps < 1 || !(seconds > 0) || is_compiled_for(0)) return;
+    if (ignores() || n_steps < 1 || !(seconds > 0) || is_compiled_for(0)) return;
     const double steps = double(n_steps), further = double(n_further);
-    if (n_steps_ == 0) {  // divided between steps and reading in the usual proportion
+    if (known_.n_steps == 0) {  // divided between steps and reading in the usual proportion
         const double beside = n_per_step_ == 1 ? usual_read() * further : 0, known = step();
-        step_ = seconds / (steps + beside);
-        if (knows_step_before() && !sizes_.empty()) step_ = updated(known, step_, 0);
+        known_.step = seconds / (steps + beside);
+        if (knows_step_before() && !known_.sizes.empty()) known_.step = updated(known, known_.step, 0);
     }
     if (n_per_step_ > 1 && n_further <= constants_.few_beside_block) {
-        step_ = updated(step_, std::max(seconds - further * read_, 0.0) / steps, n_steps_);
+        known_.step = updated(known_.step, std::max(seconds - further * known_.read, 0.0) / steps, known_.n_steps);
     } else if (n_further > 0) {
-        const double found = std::min(std::max(seconds - steps * step_, 0.0) / further, step_);
+        const double found = std::min(std::max(seconds - steps * known_.step, 0.0) / further, known_.step);
         const double rate = 1 - std::pow(1 - constants_.cost_learning_rate, further);
-        read_ += read_ > 0 ? (found - read_) * rate : found;
+        known_.read += known_.read > 0 ? (found - known_.read) * rate : found;
     } else {
-        step_ = updated(step_, seconds / steps, n_steps_);
+        known_.step = updated(known_.step, seconds / steps, known_.n_steps);
     }
-    n_steps_++;
-    step_at_ = n_passes_;
+    known_.n_steps++;
+    known_.step_at = known_.n_passes;
 }
 
 void CostModel::take(const CostModel & other) {
     warm_ = other.warm_;
-    sizes_.clear();
-    for (const auto & [n, size] : other.sizes_) {
-        if (n <= n_largest()) sizes_[n] = size;
-    }
-    n_passes_ = other.n_passes_;
-    scale_ = other.scale_;
-    plain_ = other.plain_, n_plain_ = other.n_plain_;
-    step_ = other.step_, n_steps_ = other.n_steps_, step_at_ = other.step_at_;
-    read_ = other.read_;
+    known_ = other.known_;
+    known_.sizes.erase(known_.sizes.upper_bound(n_largest()), known_.sizes.end());
     curve_.clear();
 }
 
 void CostModel::restore(const std::map<size_t, double> & sizes, double plain, double step, double read) {
-    sizes_.clear();
-    for (const auto & [n, seconds] : sizes) sizes_[n] = {seconds, 2, 0};
-    n_passes_ = step_at_ = 0;
-    scale_ = 1;
-    plain_ = plain, step_ = step, read_ = read;
-    n_plain_ = plain > 0 ? 2 : 0, n_steps_ = step > 0 ? 2 : 0;
+    known_ = {};
+    for (const auto & [n, seconds] : sizes) known_.sizes[n] = {seconds, 2, 0};
+    known_.plain = plain, known_.step = step, known_.read = read;
+    known_.n_plain = plain > 0 ? 2 : 0, known_.n_steps = step > 0 ? 2 : 0;
     curve_.clear();
 }
 
 size_t CostModel::n_measured(size_t n_tokens) const {
-    const auto found = sizes_.find(n_tokens);
-    return found == sizes_.end() ? 0 : found->second.n_measured;
+    const auto found = known_.sizes.find(n_tokens);
+    return found == known_.sizes.end() ? 0 : found->second.n_measured;
 }
 
 const std::vector<double> & CostModel::curve() const {
@@ -111,16 +110,16 @@ std::vector<double> CostModel::per_text(size_t n_sharers) const {
     return found;
 }
 
-double CostModel::plain() const { return plain_ > 0 ? std::min(plain_, curve()[0]) : curve()[0]; }
+double CostModel::plain() const { return known_.plain > 0 ? std::min(known_.plain, curve()[0]) : curve()[0]; }
 
 double CostModel::step() const {
-    if (n_steps_ > 0) return step_ * discount(n_passes_ - step_at_, n_steps_);
+    if (known_.n_steps > 0) return known_.step * discount(known_.n_passes - known_.step_at, known_.n_steps);
     const double infinity = std::numeric_limits<double>::infinity();
     const double share = start_.is_given() ? start_.step / start_.target[0] : infinity;
     return std::min(share, is_measured_before() ? infinity : constants_.unmeasured_step) * curve()[0];
 }
 
-double CostModel::read() const { return read_ > 0 ? read_ : usual_read() * step(); }
+double CostModel::read() const { return known_.read > 0 ? known_.read : usual_read() * step(); }
 
 double CostModel::usual_read() const {
     if (start_.is_given() && start_.step > 0) return start_.read / start_.step;
@@ -129,7 +128,7 @@ double CostModel::usual_read() const {
 
 std::map<size_t, double> CostModel::sizes() const {
     std::map<size_t, double> found;
-    for (const auto & [n, size] : sizes_) found[n] = scale_ * size.seconds;
+    for (const auto & [n, size] : known_.sizes) found[n] = known_.scale * size.seconds;
     return found;
 }
 
@@ -172,8 +171,8 @@ std::vector<double> CostModel::positions() const {
 std::vector<double> CostModel::interpolated() const {
     const std::vector<double> & at = positions_;
     std::vector<std::pair<size_t, double>> known;  // (tokens, seconds)
-    for (const auto & [n, size] : sizes_) {
-        if (n < at.size()) known.emplace_back(n, scale_ * size.seconds * discount(n_passes_ - size.at, size.n_measured));
+    for (const auto & [n, size] : known_.sizes) {
+        if (n < at.size()) known.emplace_back(n, known_.scale * size.seconds * discount(known_.n_passes - size.at, size.n_measured));
     }
     if (known.empty()) known.emplace_back(1, 1);
     const auto [first, first_seconds] = known.front();
@@ -196,10 +195,10 @@ std::vector<double> CostModel::interpolated() const {
     }
     const size_t rows = constants_.kernel_rows;
     for (size_t n = rows; n <= curve.size(); n += rows) {
-        if (sizes_.count(n) > 0) continue;
+        if (known_.sizes.count(n) > 0) continue;
         double below = 0;
         for (size_t k = n - rows + 2; k < n; k++) {
-            if (sizes_.count(k) > 0) below = std::max(below, curve[k - 1]);
+            if (known_.sizes.count(k) > 0) below = std::max(below, curve[k - 1]);
         }
         if (below > 0) curve[n - 1] = std::min(curve[n - 1], below);
     }

@@ -33,7 +33,7 @@ class CostModel {
 public:
     // A number of tokens whose passes were measured.
     struct Size {
-        double seconds;  // divided by scale_
+        double seconds;  // divided by the scale
         size_t n_measured;
         size_t at;  // n_passes at the latest one
     };
@@ -41,6 +41,10 @@ public:
     // n_sharers: maximum number of texts in a pass, each with at most n_most tokens. n_per_step: tokens that the draft model
     // predicts in one step.
     CostModel(const CostConstants & constants, size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start);
+
+    // The next measurements are of passes with this many threads fewer than usual, and ignored if these were disturbed. Each
+    // number has measurements of its own, which start from those before it.
+    void use(size_t n_threads_fewer, bool is_disturbed);
 
     // Learns that a pass over n_tokens took so many seconds, with verification.
     void observe_target(size_t n_tokens, double seconds);
@@ -52,7 +56,7 @@ public:
     // Learns that n_steps draft steps in sequence took so many seconds in total. The first step also read n_further tokens.
     void observe_draft(size_t n_steps, double seconds, size_t n_further);
 
-    // Takes the measurements of another model, as far as they fit the sizes of this one.
+    // Takes the present measurements of another model, as far as they fit the sizes of this one.
     void take(const CostModel & other);
 
     // Replaces all measurements by these, as if each had been measured just now, twice. 0: not measured, but for sizes.
@@ -75,22 +79,31 @@ public:
     double plain_of_text(size_t n_sharers) const { return n_sharers <= 1 ? plain() : of_text(1, n_sharers); }
     double step() const;  // seconds of a draft step, in which the draft model reads one token
     double read() const;  // seconds that the draft model takes for each token that it reads in a batch
-    bool knows_draft() const { return n_steps_ > 0 || knows_step_before(); }  // whether a draft step was measured
+    bool knows_draft() const { return known_.n_steps > 0 || knows_step_before(); }  // whether a draft step was measured
 
     // Measurements: seconds by number of tokens, and as observe_plain and observe_draft learned them; 0: none.
     std::map<size_t, double> sizes() const;
-    double plain_measured() const { return plain_; }
-    double step_measured() const { return step_; }
-    double read_measured() const { return read_; }
+    double plain_measured() const { return known_.plain; }
+    double step_measured() const { return known_.step; }
+    double read_measured() const { return known_.read; }
 
     size_t n_most() const { return n_most_; }
     size_t n_sharers() const { return n_sharers_; }
     size_t n_per_step() const { return n_per_step_; }
-    size_t n_passes() const { return n_passes_; }  // measured
+    size_t n_passes() const { return known_.n_passes; }  // measured
 
     bool is_frozen = false;  // if so, measurements are ignored
 
 private:
+    struct Measured {
+        std::map<size_t, Size> sizes;
+        size_t n_passes = 0;
+        double scale = 1;  // follows the machine's drift
+        double plain = 0, step = 0, read = 0;
+        size_t n_plain = 0, n_steps = 0, step_at = 0;
+    };
+
+    bool ignores() const { return is_frozen || is_disturbed_; }
     size_t n_largest() const { return n_most_ * n_sharers_; }
     bool is_measured_before() const { return start_.is_given() && start_.is_measured; }
     bool knows_step_before() const { return is_measured_before() && !start_.guesses_step; }
@@ -108,11 +121,10 @@ private:
     StartingCosts start_;
     std::vector<double> positions_;  // a coordinate for each number of tokens; interpolation is linear in it
     std::set<size_t> warm_;  // sizes of passes run so far on the device
-    std::map<size_t, Size> sizes_;
-    size_t n_passes_ = 0;
-    double scale_ = 1;  // follows the machine's drift
-    double plain_ = 0, step_ = 0, read_ = 0;
-    size_t n_plain_ = 0, n_steps_ = 0, step_at_ = 0;
+    Measured known_;
+    std::map<size_t, Measured> of_others_;  // by numbers of threads
+    size_t n_threads_fewer_ = 0;
+    bool is_disturbed_ = false;
     mutable std::vector<double> curve_;  // empty: to be interpolated
 };
 

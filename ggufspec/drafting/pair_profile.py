@@ -96,7 +96,8 @@ class PairProfile:
             self._acceptance[_key(temperature)] = policy.acceptance
 
     def to_document(self) -> dict[str, object]:
-        """The profile as JSON, which `of_document` reads."""
+        """The profile as JSON, which `of_document` reads: its costs are those of all threads."""
+        self.costs.use(0)
         settled = {"settled_costs": self._settled.to_document()} if self._settled else {}
         return {
             **settled,

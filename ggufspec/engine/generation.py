@@ -89,19 +89,19 @@ class Generation:
         can_stage = pair.draft is not None and pair.head is None
         self._has_stage = self._has_third_model or (can_stage and drafter_name == "staged")
         self._temperature = options.sampling.effective_temperature
-        self._repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
+        self.repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
         self._progress = options.progress if progress is None else progress
         in_blocks = rules.known(options.verify) == "traversal"
         self._policy, self._policy_of_draft = LengthPolicy(), LengthPolicy()
         if options.tree == "on":
             self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
         if options.n_draft == "auto" and drafter_name != "none":
-            how = {"repeats": self._repeats, "in_blocks": in_blocks}
-            if self._repeats:
+            how = {"repeats": self.repeats, "in_blocks": in_blocks}
+            if self.repeats:
                 calibrate(pair, self._progress)
             self._policy = pair.profile.policy(self._temperature, has_model=self._has_model, **how)
             if self._has_stage:
-                if self._repeats:
+                if self.repeats:
                     calibrate_draft(pair, self._progress)
                 self._policy_of_draft = pair.profile_of_draft.policy(
                     self._temperature, has_model=self._has_third_model, **how
@@ -287,7 +287,7 @@ class Generation:
             policy=self._policy,
             forced=ForcedText(sampling.constraint),
             prediction=pair.prediction(options),
-            texts=pair.texts.texts(repeats=self._repeats),
+            texts=pair.texts.texts(repeats=self.repeats),
         )
         if self._has_stage:
             materials = replace(materials, stage=self._stage(materials, options))
@@ -350,7 +350,7 @@ class Generation:
         if self._pair.head is not None or self._pair.are_apart:
             return True
         tokens = self._all_tokens
-        n_known = 0 if self._repeats else draft.n_common(tokens)  # a seed repeats its draft lengths
+        n_known = 0 if self.repeats else draft.n_common(tokens)  # a seed repeats its draft lengths
         return self._policy.reads_ahead(len(tokens) - n_known, self._room.n_end - len(tokens))
 
     def _end_reading(self) -> None:

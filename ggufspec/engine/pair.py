@@ -31,6 +31,8 @@ from ggufspec.llama.vocab_map import VocabMap
 
 _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
+_MOST_THREADS = 512  # of a context
+
 
 class _Callbacks(threading.local):
     """The number of progress callbacks that run in a thread: each thread has its own."""
@@ -168,6 +170,21 @@ class Pair:
     def contexts(self) -> list[Context]:
         """The contexts of the target, the draft, and the draft's own draft."""
         return [context for context in self._roles if context]
+
+    def keep_threads(self, keeps: bool) -> None:
+        """Whether the next passes use all threads, since their number may change what is written.
+
+        Texts with a seed repeat only then; others use fewer threads where that is faster.
+        """
+        for context in self.contexts:
+            context.keeps_threads = keeps
+
+    def use_costs(self) -> None:
+        """Let the next measured costs be those of the threads that the last passes have used."""
+        n_fewer = 0
+        for context in self.contexts:
+            n_fewer = _MOST_THREADS * n_fewer + context.n_threads - context.n_threads_now
+        self.profile.costs.use(n_fewer, self.target.is_disturbed)
 
     @property
     def text_keys(self) -> Sequence[dict[str, object] | None]:

@@ -188,7 +188,9 @@ class Scheduler:
         """Advance what can be advanced; false if all generations wait for a slot."""
         self._is_computing, start = True, perf_counter()
         alive = [each for each in dict.fromkeys(generations) if not each.is_over]
+        self._pair.keep_threads(bool([each for each in alive if each.repeats]))
         for generation, scored in self._scored(self._asks(alive)):
+            self._pair.use_costs()
             try:
                 generation.answer(scored)
             except Exception as error:  # the other generations go on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from ggufspec import _native
 from ggufspec.common.facts import counted
-from ggufspec.common.files import format_bytes
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import context_options
@@ -23,6 +21,7 @@ from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.llama.state import State, set_state, state_of
 from ggufspec.llama.thread_count import ThreadCount
 from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.models import head_facts
@@ -31,8 +30,6 @@ from ggufspec.models.head_facts import EAGLE3, MTP, HeadFacts
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-
-State = NDArray[np.uint8]
 
 
 class HeadLink(NamedTuple):
@@ -341,6 +338,11 @@ class Context:
         self.native.copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
 
     @property
+    def is_disturbed(self) -> bool:
+        """Whether the last pass took longer than usual, or tried another number of threads."""
+        return self._thread_count is not None and not self._thread_count.is_usual
+
+    @property
     def decode_seconds(self) -> float:
         """Wall time inside llama_decode so far."""
         return self._native.decode_seconds
@@ -387,27 +389,3 @@ class Context:
                 llama_cpp.llama_free(self._pointer)
                 self.pools.release(self._pointer)
             self._pointer = None
-
-
-def state_of(context: int, sequence: int, flags: int, what: str) -> State:
-    """A copy of the state; `flags`: LLAMA_STATE_SEQ_FLAGS_*. Raises DecodeError naming `what`."""
-    size = llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags)
-    try:
-        state = np.empty(size, np.uint8)
-    except MemoryError as error:
-        needed = format_bytes(size)
-        raise DecodeError(f"there is no memory for a copy of {what}, which has {needed}") from error
-    written = llama_cpp.llama_state_seq_get_data_ext(context, _buffer(state), size, sequence, flags)
-    if written != size:
-        raise DecodeError(f"llama.cpp saved {written} of {size} bytes of {what}")
-    return state
-
-
-def set_state(context: int, sequence: int, flags: int, state: State) -> int:
-    """Replace the state by a copy; returns the bytes that llama.cpp has read, 0 on an error."""
-    buffer = _buffer(state)
-    return int(llama_cpp.llama_state_seq_set_data_ext(context, buffer, state.size, sequence, flags))
-
-
-def _buffer(state: State) -> ctypes.Array[ctypes.c_uint8]:
-    return (ctypes.c_uint8 * state.size).from_buffer(state.data)

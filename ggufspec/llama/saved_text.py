@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from ggufspec.common.failures import log_failure
 from ggufspec.decoding.types import n_same, token_array
 from ggufspec.errors import DecodeError
-from ggufspec.llama.context import Context, State, set_state, state_of
+from ggufspec.llama.context import Context
 from ggufspec.llama.log import listening
+from ggufspec.llama.state import State, set_state, state_of
 
 Saved = tuple[int, State]  # a recurrent state after so many tokens
 

@@ -21,8 +21,8 @@ _FASTER = 0.95  # share of a pass's present seconds, below which another number 
 _MOST_UNKNOWN = 8  # passes of a trial that cannot be compared
 
 # Fewer threads are tried once passes have lost as much time as this many undisturbed ones take.
-# What they take is not counted as lost up to this factor: repeated passes differ by less.
-_N_LOST, _USUAL = 3.0, 1.2
+# What they take is not counted as lost up to the first factor: repeated passes differ by less.
+_N_LOST, _USUAL, _DISTURBED = 3.0, 1.2, 1.5
 _MOST_FAILED = 8  # trials in sequence that are counted
 _MOST_PATIENCE = 8  # each trial that has failed doubles the limit up to this factor
 
@@ -122,9 +122,8 @@ class ThreadCount:
             self._judge(self._trial, n_tokens, seconds)
             return
         least = passes.least[n_tokens]
-        usual = _USUAL * least
-        self._lost = max(self._lost + seconds - usual, 0.0)
-        self.is_usual = seconds <= usual
+        self._lost = max(self._lost + seconds - _USUAL * least, 0.0)
+        self.is_usual = seconds <= _DISTURBED * least
         if self._lost > _N_LOST * self._patience * least and self._n > 1:
             self._try(self._n // 2 if self._n_failed % 2 else self._n - 1)
         elif self._n < self.n_most and (n_more := self._more()) > self._n:
