@@ -14,12 +14,17 @@ _IDLE = slice(4, 6)  # columns of a line: idle, and waiting for a disk; the firs
 
 
 class CpuUse(NamedTuple):
-    """Seconds of processor time so far: of this process, and idle (None: unknown)."""
+    """Seconds of processor time so far, on the `n_usable` processors that this process may use.
 
-    at: float  # seconds of a clock
+    `at`: of a clock. `own`: of this process. `idle`: None: unknown. `n_running`: threads of all
+    programs that run or wait for a processor now; None: unknown.
+    """
+
+    at: float
     own: float
-    idle: float | None  # of all logical processors that this process may use
-    n_running: int | None = None  # threads of all programs that run or wait for a processor
+    idle: float | None
+    n_running: int | None
+    n_usable: int
 
     def n_others(self, before: CpuUse) -> float | None:
         """Processors that other programs have used since `before`; None: unknown.
@@ -29,7 +34,7 @@ class CpuUse(NamedTuple):
         if self.idle is None or before.idle is None:
             return None
         used = self.own - before.own + self.idle - before.idle
-        return max(n_logical_cores() - used / self._seconds(before), 0.0)
+        return max(self.n_usable - used / self._seconds(before), 0.0)
 
     def n_missing(self, before: CpuUse, n_threads: int) -> float:
         """Processors that `n_threads` computing threads lacked since `before`.
@@ -41,7 +46,7 @@ class CpuUse(NamedTuple):
         if n_others is None:
             n_missing = n_threads - (self.own - before.own) / self._seconds(before)
         else:
-            n_missing = n_threads + n_others - n_logical_cores()
+            n_missing = n_threads + n_others - self.n_usable
         return min(max(n_missing, 0.0), float(n_threads))
 
     def _seconds(self, before: CpuUse) -> float:
@@ -50,20 +55,21 @@ class CpuUse(NamedTuple):
 
 def cpu_use(path: Path = _STAT) -> CpuUse:
     """The processor time so far. Takes 0.04 ms with two processors, more with many."""
-    own = perf_counter(), process_time()
+    found = CpuUse(perf_counter(), process_time(), None, None, n_logical_cores())
     try:
         usable = os.sched_getaffinity(0)
         rows = [line.split() for line in path.read_text().splitlines()]
         ticks = [
             sum(map(int, row[_IDLE]))
             for row in rows
-            if row[0][3:].isdigit() and row[0][:3] == "cpu" and int(row[0][3:]) in usable
+            if row[0][:3] == "cpu" and row[0][3:].isdigit() and int(row[0][3:]) in usable
         ]
-        if not any(ticks):
-            return CpuUse(*own, None)  # a sandbox that shows no times
-        n_running = None
-        if len(usable) == os.cpu_count():
-            n_running = next((int(row[1]) for row in rows if row[0] == "procs_running"), None)
-        return CpuUse(*own, sum(ticks) / os.sysconf("SC_CLK_TCK"), n_running)
+        n_running = [int(row[1]) for row in rows if row[0] == "procs_running"]
     except (AttributeError, OSError, ValueError, IndexError):
-        return CpuUse(*own, None)  # not Linux
+        return found  # not Linux
+    if not any(ticks):
+        return found  # a sandbox that shows no times
+    found = found._replace(idle=sum(ticks) / os.sysconf("SC_CLK_TCK"))
+    # Where this process may not use all processors, others may run on those.
+    is_limited = len(usable) < (os.cpu_count() or 0)
+    return found if is_limited or not n_running else found._replace(n_running=n_running[0])

@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from ggufspec.llama.cpu_use import CpuUse, cpu_use
-from ggufspec.llama.devices import n_logical_cores
 
 _MOST_FEW = 32  # tokens; larger passes are pieces of prompts
 _MEMORY = 0.1  # seconds of passes after which a pass counts 1 / e
@@ -179,4 +178,4 @@ class ThreadCount:
             n_others = self._read.n_running - 1  # one is this thread
         if n_others is None:
             return None
-        return min(max(int(n_logical_cores() - n_others + _MARGIN), 1), self.n_most)
+        return min(max(int(self._read.n_usable - n_others + _MARGIN), 1), self.n_most)
