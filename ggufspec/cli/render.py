@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, TYPE_CHECKING, Any
@@ -144,6 +144,9 @@ def details_text(stats: Stats) -> str:
     parts = ("draft", "target", "verify", "other")
     shares = ", ".join(f"{name} {getattr(seconds, name) / generation:.1%}" for name in parts)
     lines = [f"time: {shares}"]
+    if any(stats.threads.values()):
+        used = [f"{name} {_shares(of_all)}" for name, of_all in stats.threads.items() if of_all]
+        lines.append(f"threads: {', '.join(used)}")
     if stats.n_drafted:
         positions = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
         accepted = " ".join(f"{a / d:.0%}" if d else "-" for a, d in positions)
@@ -157,6 +160,15 @@ def details_text(stats: Stats) -> str:
             f"expected to be accepted: {stats.n_expected:.1f}; accepted: {stats.n_accepted}"
         )
     return "\n".join(lines)
+
+
+def _shares(seconds: Mapping[int, float]) -> str:
+    """Numbers of threads, the most used first; with their shares of the time if there are some."""
+    if len(seconds) == 1:
+        return str(*seconds)
+    whole = sum(seconds.values())
+    by_time = sorted(seconds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{n} ({share / whole:.0%})" for n, share in by_time)
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:

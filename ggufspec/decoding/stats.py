@@ -9,6 +9,9 @@ from ggufspec.decoding.types import Round
 
 COUNTS = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")  # of Stats
 
+# Seconds in llama_decode: by "target" or "draft", then by the number of threads.
+Threads = dict[str, dict[int, float]]
+
 
 @dataclass(frozen=True)
 class Seconds:
@@ -56,6 +59,7 @@ class Stats:
     drafted_by_position: tuple[int, ...]
     accepted_by_position: tuple[int, ...]
     seconds: Seconds
+    threads: Threads
     notes: Mapping[str, float]  # reported by the drafter, such as draft_temperature
 
     @property
@@ -92,7 +96,7 @@ def summarize(
     n_generated: int,
     prompt_seconds: float,
     generation_seconds: float,
-    decode_seconds: float,
+    threads: Threads,
     notes: Mapping[str, float] | None = None,
 ) -> Stats:
     """Add up the rounds of one generation."""
@@ -119,10 +123,23 @@ def summarize(
             target=target,
             verify=verify,
             other=max(generation_seconds - draft - target - verify, 0.0),
-            decode=decode_seconds,
+            decode=sum(sum(of_all.values()) for of_all in threads.values()),
         ),
+        threads=threads,
         notes=notes or {},
     )
+
+
+def threads_since(before: Threads, now: Threads) -> Threads:
+    """What was added to the seconds by threads."""
+    return {
+        name: {
+            n: seconds - before.get(name, {}).get(n, 0.0)
+            for n, seconds in of_all.items()
+            if seconds > before.get(name, {}).get(n, 0.0)
+        }
+        for name, of_all in now.items()
+    }
 
 
 def _reach(lengths: Iterable[int], n_positions: int) -> tuple[int, ...]:

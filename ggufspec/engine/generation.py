@@ -17,7 +17,7 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
 from ggufspec.decoding.rng import by_position, uniform_streams
-from ggufspec.decoding.stats import summarize
+from ggufspec.decoding.stats import Threads, summarize, threads_since
 from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import LengthPolicy
@@ -120,7 +120,7 @@ class Generation:
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._begun_at = self._prompt_seconds = self._started_at = self._ended_at = 0.0
-        self._decode_seconds_before = self._decode_seconds = 0.0
+        self._threads_before, self._threads = Threads(), Threads()
 
     def ask(self, n_sharers: int = 1, n_most: int | None = None) -> Ask | None:
         """The next Ask to the target; None: nothing in this pass, or the text is over.
@@ -226,7 +226,7 @@ class Generation:
         self._pair.texts.add_written(self._all_tokens, n_prompt)
         self._policy.account.length.observe(len(self._tokens))
         if self._started_at:
-            self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
+            self._threads = threads_since(self._threads_before, self._pair.threads)
         self._pair.profile.keep(self._policy, self._temperature)
         self._pair.profile_of_draft.keep(self._policy_of_draft, self._temperature)
 
@@ -254,7 +254,7 @@ class Generation:
             n_generated=len(self._tokens),
             prompt_seconds=self._prompt_seconds,
             generation_seconds=self._ended_at - self._started_at,
-            decode_seconds=self._decode_seconds,
+            threads=self._threads,
             notes=getattr(self._drafter, "notes", dict)(),
         )
         text, tokens, stop = "".join(self._text), tuple(self._tokens), self._text_stream.ended_by
@@ -357,7 +357,7 @@ class Generation:
         if self._room.n_dropped:
             return
         self._n_reused = self.reading.n_reused
-        self._decode_seconds_before = self._pair.decode_seconds
+        self._threads_before = self._pair.threads
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - self._begun_at
         self._pair.slots.cache.observe_reading(self.n_prompt - self._n_reused, self._prompt_seconds)

@@ -17,6 +17,7 @@ from ggufspec.common.facts import counted
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.reading import read_text
 from ggufspec.decoding import verify as rules
+from ggufspec.decoding.stats import Threads
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.strategies.ngram import TextStore
 from ggufspec.engine.options import CheckedOptions
@@ -263,6 +264,16 @@ class Pair:
     def decode_seconds(self) -> float:
         """Seconds spent in llama_decode so far, by target and drafts."""
         return sum(context.decode_seconds for context in self.contexts)
+
+    @property
+    def threads(self) -> Threads:
+        """Seconds of `decode_seconds` by whose they are, and by the number of threads."""
+        names = ("target", "draft", "draft of the draft")
+        return {
+            name: dict(context.seconds_by_threads)
+            for name, context in zip(names, self._roles, strict=True)
+            if context is not None
+        }
 
     def forget(self) -> None:
         """Empty the KV caches, and forget earlier texts."""

@@ -72,11 +72,11 @@ class Context:
         self.n_threads_now = self.n_threads
         varies = options.varies_threads and self.n_threads > 1
         self._thread_count = ThreadCount(self.n_threads) if varies else None
-        self.keeps_threads = False  # with flash attention, rounding depends on their number
+        self.seconds_by_threads: dict[int, float] = {}  # in llama_decode
+        self.keeps_threads = False  # with flash attention, rounding depends on them
         self.n_ctx, self.n_sequences = options.n_ctx, options.n_sequences
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
-        # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
-        # sequence that goes back would miss them.
+        # Not with windows: llama.cpp reuses cells that a window has passed, so none can go back.
         can_drop_tail = link is not None or model.can_drop_tail
         # Not with a head of several layers either: each layer reads a text again, into the cells of
         # the layers before.
@@ -243,16 +243,18 @@ class Context:
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; the other one in its own thread.
 
-        Not for a head or its target. With shared pools of threads, one after the other. Raises
-        DecodeError and KeyboardInterrupt, which stops both; a sequence then holds all of its new
-        tokens or none.
+        Not for a head or its target. With shared pools, one after the other. Raises DecodeError and
+        KeyboardInterrupt, which stops both; a sequence then holds all of its new tokens or none.
         """
         if self.pools.excludes(other.pools):
             self.decode_together(parts)
             other.decode_together(of_other)
             return
         natives = self._checked(parts), other._checked(of_other)
+        began = self.decode_seconds, other.decode_seconds
         results = log.during(natives[0].decode_beside, parts, natives[1], of_other)
+        self._count_seconds(began[0])
+        other._count_seconds(began[1])
         self._finish(parts, results[0])
         other._finish(of_other, results[1])
 
@@ -264,7 +266,7 @@ class Context:
         native = self._checked(parts)
         n_tokens = sum([len(part.tokens) for part in parts])
         count = self._count_threads(n_tokens)
-        seconds = native.decode_seconds
+        began = native.decode_seconds
         positions = [native.n_cells(part.sequence) for part in parts] if self.follower else ()
         if hidden is None and self._block is not None and not parts[0].n_rows:
             hidden = np.zeros((len(parts[0].tokens), self.n_hidden), np.float32)
@@ -276,8 +278,9 @@ class Context:
             result = log.during(native.decode_hidden, sequence, tokens, hidden, n_rows)
         if result or self._layer_skip is not None:
             self._finish(parts, result)
+        seconds = self._count_seconds(began)
         if count is not None:
-            count.observe(n_tokens, native.decode_seconds - seconds)
+            count.observe(n_tokens, seconds)
         if self.follower is not None:
             self.follower.after_decode(parts, positions)
 
@@ -290,6 +293,12 @@ class Context:
         if n_threads != self.n_threads_now:
             self._set_threads(n_threads)
         return count
+
+    def _count_seconds(self, began: float) -> float:
+        of_all, n = self.seconds_by_threads, self.n_threads_now
+        seconds = self.decode_seconds - began
+        of_all[n] = of_all.get(n, 0.0) + seconds
+        return seconds
 
     def _checked(self, parts: Parts) -> _native.Context:
         native = self.native

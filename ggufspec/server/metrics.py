@@ -6,7 +6,7 @@ import math
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ggufspec.decoding.stats import Stats
+from ggufspec.decoding.stats import Stats, Threads, threads_since
 
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
@@ -44,6 +44,14 @@ class Metrics:
         self._generation_seconds = counter(
             "generation_seconds", "Seconds of generation, summed over concurrent texts."
         )
+        self._decode_seconds = counter(
+            "decode_seconds",
+            "Seconds in llama_decode, by model and number of threads. Fewer threads are used "
+            "while other programs use processors.",
+            "model",
+            "threads",
+        )
+        self._threads = Threads()
         self._drafted = counter(
             "drafted_tokens",
             "Drafted tokens, by position in the draft; branches: those outside its longest one.",
@@ -65,6 +73,13 @@ class Metrics:
             registry=self.registry,
             buckets=_BUCKETS,
         )
+
+    def observe_threads(self, threads: Threads) -> None:
+        """Take the seconds in llama_decode of the engine so far."""
+        for model, of_all in threads_since(self._threads, threads).items():
+            for n_threads, seconds in of_all.items():
+                self._decode_seconds.labels(model, n_threads).inc(seconds)
+        self._threads = threads
 
     def observe(self, stats: Stats, plain_seconds: float | None) -> None:
         """Add a text that has ended, after its prompt was processed.

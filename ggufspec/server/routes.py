@@ -138,6 +138,7 @@ def add_information(router: APIRouter, service: Service) -> None:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
         except TypeError:  # for a version that is no number
             encode, content_type = choose_encoder("")
+        service.metrics.observe_threads(engine.pair.threads)
         return Response(encode(service.metrics.registry), headers={"content-type": content_type})
 
     @router.get("/", include_in_schema=False)

@@ -24,7 +24,7 @@ def lane(name: str, *pieces: tuple[float, str, int, bool]) -> Lane:
         n_generated=n_tokens,
         prompt_seconds=0,
         generation_seconds=found[-1].seconds if found else 0,
-        decode_seconds=0,
+        threads={},
     )
     return Lane(name, found, tuple(range(n_tokens)), "length", stats)
 

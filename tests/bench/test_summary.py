@@ -186,7 +186,11 @@ def test_statistics_of_the_engine_are_summarized() -> None:
     texts = [
         Measurement.of_stats(
             summarize(
-                rounds, **counts, prompt_seconds=1.0, generation_seconds=each, decode_seconds=2.0
+                rounds,
+                **counts,
+                prompt_seconds=1.0,
+                generation_seconds=each,
+                threads={"target": {2: 1.5}, "draft": {1: 0.5}},
             ),
             "fast",
             "",

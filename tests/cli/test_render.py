@@ -17,7 +17,7 @@ def stats(notes: dict[str, float]) -> Stats:
         n_generated=0,
         prompt_seconds=0.0,
         generation_seconds=0.0,
-        decode_seconds=0.0,
+        threads={},
         notes=notes,
     )
 

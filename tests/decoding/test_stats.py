@@ -20,7 +20,7 @@ def stats(rounds: list[Round], seconds: float = 4.0) -> Stats:
         n_generated=sum(len(round_.tokens) for round_ in rounds),
         prompt_seconds=1.0,
         generation_seconds=seconds,
-        decode_seconds=2.0,
+        threads={"target": {2: 1.5}, "draft": {1: 0.5}},
     )
 
 
