@@ -10,7 +10,7 @@ from os import environ
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import llama_cpp
 
@@ -20,7 +20,8 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import GgufspecError
 from ggufspec.llama import devices, kernels
-from ggufspec.llama.log import listening, logger
+from ggufspec.llama.hidden_states import addresses
+from ggufspec.llama.log import listening, log, logger
 from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.placement.overrides import Overrides, stays
@@ -218,7 +219,7 @@ def _measure(
     pointer, theirs = _timed(load_file, Offer(), sizes, phases)
     if pointer is None or theirs is None:
         return pointer, Choice()
-    llama_cpp.llama_model_free(pointer)
+    _free(pointer)
     pointer, together = _timed(load_file, offer, sizes, phases)
     if pointer is None or together is None or _is_faster(together, theirs):
         return pointer, Choice((*types,), theirs, together, both)
@@ -226,13 +227,13 @@ def _measure(
     singly = types if len(types) > 1 and PROMPT not in sizes else {}
     phases.n += 2 * len(singly)
     for name, number in singly.items():
-        llama_cpp.llama_model_free(pointer)
+        _free(pointer)
         pointer, times = _timed(load_file, Offer({name: number}), sizes, phases)
         if pointer is None or times is None:
             return pointer, Choice((name,))
         if _is_faster(times, theirs):
             chosen[name] = number
-    llama_cpp.llama_model_free(pointer)
+    _free(pointer)
     if not chosen:
         return load_file(False), Choice((), theirs, together)
     pointer, times = _timed(load_file, Offer(chosen), sizes, phases)
@@ -251,7 +252,7 @@ def _timed(
         phases.end()
         return pointer, times
     except BaseException:
-        llama_cpp.llama_model_free(pointer)
+        _free(pointer)
         raise
 
 
@@ -278,6 +279,11 @@ def _load(load_file: Load, offer: Offer) -> int | None:
         return load_file(bool(offer.types))
     finally:
         _native.offer_kernels([])
+
+
+def _free(pointer: int) -> None:
+    with listening():
+        llama_cpp.llama_model_free(pointer)
 
 
 def _time(pointer: int, sizes: Sequence[int], phases: Phases) -> Times | None:
@@ -326,51 +332,49 @@ class BareContext:
         params.n_threads = params.n_threads_batch = devices.n_threads_default()
         params.flash_attn_type = flash_attention
         params.n_seq_max, params.kv_unified = (2, True) if n_before else (1, False)
+        self._native: _native.Context | None = None
         with listening():
             self.pointer: int | None = llama_cpp.llama_init_from_model(model, params)
             self._pools = pools or ThreadPools()
-            if self.pointer is not None:
+            if self.pointer is not None and (memory := llama_cpp.llama_get_memory(self.pointer)):
                 self._pools.attach(self.pointer, params.n_threads, params.n_threads_batch)
+                at = devices.address_of(self.pointer), devices.address_of(memory)
+                self._native = _native.Context(
+                    *at, params.n_batch, hidden_is_alone=False, shares_cells=False, **addresses()
+                )
         vocab = llama_cpp.llama_model_get_vocab(model)
         n_tokens = max(llama_cpp.llama_vocab_n_tokens(vocab), 1)
-        self._batch: Any = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
-        for i in range(params.n_batch):
-            self._batch.token[i] = (7 + 101 * i) % n_tokens
-            self._batch.n_seq_id[i], self._batch.seq_id[i][0] = 1, 0
+        self._tokens = [(7 + 101 * i) % n_tokens for i in range(params.n_batch)]
         self._start = self._n_held = 0
 
     def seconds(self, n_tokens: int, n_rows: int) -> float | None:
-        """Seconds of a pass with logits of its first `n_rows`; None if the model has no passes."""
-        if self.pointer is None:
-            return None
-        memory = llama_cpp.llama_get_memory(self.pointer)
-        llama_cpp.llama_memory_seq_rm(memory, 0, self._start, -1)
-        return self._decode(self.pointer, n_tokens, n_rows)
+        """Seconds of a pass with logits of its last `n_rows`; None if the model has no passes.
 
-    def _decode(self, context: int, n_tokens: int, n_rows: int) -> float | None:
-        for i in range(n_tokens):
-            self._batch.pos[i], self._batch.logits[i] = self._start + i, i < n_rows
-        self._batch.n_tokens = n_tokens
-        began = perf_counter()
-        if llama_cpp.llama_decode(context, self._batch):
+        Raises KeyboardInterrupt within the pass.
+        """
+        if self._native is None:
             return None
-        llama_cpp.llama_synchronize(context)
+        self._native.truncate(self._start)
+        part = 0, self._tokens[:n_tokens], min(n_rows, n_tokens), ()
+        began = perf_counter()
+        if log.during(self._native.decode, [part]):
+            return None
         return perf_counter() - began
 
     def fill(self, n_tokens: int) -> bool:
         """Put `n_tokens` (a multiple of 32) into the cache: copies of 32. False if that fails."""
-        context = self.pointer
-        if context is None:
+        context, native = self.pointer, self._native
+        if context is None or native is None:
             return False
-        memory = llama_cpp.llama_get_memory(context)
-        llama_cpp.llama_memory_seq_rm(memory, 0, self._start, -1)
         if not self._start:
-            if self._decode(context, _N_COPIED, 1) is None:
+            if self.seconds(_N_COPIED, 1) is None:
                 return False
             self._start = self._n_held = _N_COPIED
+        native.truncate(self._start)
         if self._n_held >= n_tokens:
             return True
         with listening():
+            memory = llama_cpp.llama_get_memory(context)
             size = llama_cpp.llama_state_seq_get_size(context, 0)
             state = (ctypes.c_uint8 * size)()
             if not llama_cpp.llama_state_seq_get_data(context, state, size, 0):
@@ -390,6 +394,4 @@ class BareContext:
             with listening():
                 llama_cpp.llama_free(self.pointer)
                 self._pools.release(self.pointer)
-        if self._batch is not None:
-            llama_cpp.llama_batch_free(self._batch)
-        self.pointer = self._batch = None
+        self.pointer = self._native = None

@@ -150,7 +150,7 @@ class Model:
         placed: kernel_choice.Placed,
         writes: bool,
     ) -> tuple[int, kernel_choice.Choice]:
-        interrupted: list[BaseException] = []
+        raised: list[BaseException] = []
         phases = Phases(progress)
 
         def on_progress(share: float, _: int | None) -> bool:
@@ -158,12 +158,18 @@ class Model:
             try:
                 phases(share)
             except BaseException as error:
-                interrupted.append(error)
-            return not interrupted and not log.interrupted
+                raised.append(error)
+            return not raised and not log.interrupted
 
         def load_file(no_host: bool) -> int | None:
             params.no_host = no_host
-            loaded: int | None = llama_cpp.llama_model_load_from_file(path, params)
+            with listening():
+                loaded: int | None = llama_cpp.llama_model_load_from_file(path, params)
+                is_stopped = bool(raised) or log.interrupted
+                if loaded and is_stopped:
+                    llama_cpp.llama_model_free(loaded)
+            if is_stopped:
+                raise raised[0] if raised else KeyboardInterrupt
             return loaded
 
         path = os.fsencode(self.path)
@@ -172,18 +178,14 @@ class Model:
         params.progress_callback = callback
         with listening():
             llama_cpp.llama_backend_init()
-            if self.repack:
-                pointer, choice = kernel_choice.load(
-                    self.path, load_file, placed, writes=writes, phases=phases
-                )
-            else:
-                pointer, choice = load_file(False), kernel_choice.Choice()
-            if interrupted or log.interrupted:
-                if pointer:
-                    llama_cpp.llama_model_free(pointer)
-                raise interrupted[0] if interrupted else KeyboardInterrupt
-            if not pointer:
-                raise self._load_error(params)
+        if self.repack:
+            pointer, choice = kernel_choice.load(
+                self.path, load_file, placed, writes=writes, phases=phases
+            )
+        else:
+            pointer, choice = load_file(False), kernel_choice.Choice()
+        if not pointer:
+            raise self._load_error(params)
         return pointer, choice
 
     def _template(self, name: bytes | None) -> str | None:
@@ -195,9 +197,10 @@ class Model:
         """The error of a failed load: memory, if the file loads without allocation."""
 
         def loads() -> bool:
-            pointer = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
-            if pointer:
-                llama_cpp.llama_model_free(pointer)
+            with listening():
+                pointer = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
+                if pointer:
+                    llama_cpp.llama_model_free(pointer)
             return bool(pointer)
 
         complaints = log.complaints()

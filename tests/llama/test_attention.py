@@ -171,7 +171,7 @@ def test_long_texts_are_timed_with_pieces_of_prompts() -> None:
         assert of_depth[1][0] < of_depth[1][-1], "one token, and a piece of a prompt"
 
 
-def test_cells_are_filled_by_copies_of_a_few_tokens(decoded: list[int]) -> None:
+def test_cells_are_filled_by_copies_of_a_few_tokens() -> None:
     with (
         closing(Model(embedded.embedded_target())) as model,
         closing(BareContext(model.pointer, 4, n_before=512)) as context,
@@ -183,21 +183,7 @@ def test_cells_are_filled_by_copies_of_a_few_tokens(decoded: list[int]) -> None:
             assert context.fill(n_tokens), "drops what the pass has added"
             sizes.append(llama_cpp.llama_state_seq_get_size(context.pointer, 0))
         assert sizes[1] / sizes[0] == pytest.approx(16, rel=0.05)
-    assert sum(decoded) == 32 + 4 + 4
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens of each call of llama_decode."""
-    found: list[int] = []
-    real = llama_cpp.llama_decode
-
-    def counted(context: Any, batch: Any) -> Any:
-        found.append(batch.n_tokens)
-        return real(context, batch)
-
-    monkeypatch.setattr(llama_cpp, "llama_decode", counted)
-    return found
+        assert llama_cpp.llama_perf_context(context.pointer).n_p_eval == 32 + 4 + 4
 
 
 def test_nothing_is_decided_where_a_pass_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,44 @@ def test_passes_of_the_model_decide_once(quantized: Path, monkeypatch: pytest.Mo
     assert "passes over 1/2/4/8 tokens take" in first[-2]
 
 
+def test_ctrl_c_ends_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(kernels.VARIABLE)
+    program = """
+        import signal
+        shares = []
+
+        def press(share):  # in the first of five phases it is loaded, in the second measured
+            shares.append(share)
+            if share > 0.2:
+                signal.raise_signal(signal.SIGINT)
+
+        try:
+            Model(sys.argv[1], progress=press)
+        except KeyboardInterrupt:
+            print(sum(share > 0.2 for share in shares))
+    """
+    assert run(program, written(tmp_path / "model.gguf", "Q4_0")) == ["1"]
+
+
+def test_ctrl_c_ends_a_pass_that_is_measured(tmp_path: Path) -> None:
+    program = """
+        import llama_cpp, signal, threading
+        from ggufspec.llama.kernel_choice import BareContext
+
+        context = BareContext(Model(sys.argv[1]).pointer, 4096)
+        whole = context.seconds(4096, 1)
+        threading.Timer(whole / 10, signal.raise_signal, [signal.SIGINT]).start()
+        try:
+            context.seconds(4096, 1)
+        except KeyboardInterrupt:
+            memory = llama_cpp.llama_get_memory(context.pointer)
+            print(whole, llama_cpp.llama_memory_seq_pos_max(memory, 0))
+    """
+    seconds, last = run(program, written(tmp_path / "model.gguf", "Q4_0"))[-1].split()
+    assert float(seconds) > 0.5, "it asks for signals ten times a second"
+    assert int(last) == -1, "the pass has ended before its end"
+
+
 # Loads the file with a clock that runs slower after a load with our kernels for certain types.
 SLOWED = """
     from pathlib import Path
@@ -209,6 +247,8 @@ SLOWED = """
     offer = _native.offer_kernels
 
     class Extension:
+        Context = _native.Context
+
         @staticmethod
         def offer_kernels(types, both=False):
             offered.extend(types)
@@ -276,6 +316,7 @@ def test_packed_weights_beside_those_of_the_file_compute_the_same(quantized: Pat
         offer = _native.offer_kernels
 
         class Both:
+            Context = _native.Context
             offer_kernels = staticmethod(lambda types, both=False: offer(types, bool(types)))
 
         first, used = logits(sys.argv[1], 8)
