@@ -75,6 +75,20 @@ def _threads(_amx: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _quiet(_amx: None) -> Iterator[None]:
+    """What is measured counts as undisturbed: tests run beside each other."""
+    from ggufspec.engine import calibration
+    from ggufspec.llama import attention, kernel_choice
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention, kernel_choice):
+            patch.setattr(module, "is_busy", lambda n_threads: False)
+        for module in (attention, kernel_choice, calibration):
+            patch.setattr(module, "were_disturbed", lambda began, n_threads: False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _attention(_amx: None) -> Iterator[None]:
     """Passes of models of one shape are timed once by each process, not at each load."""
     from ggufspec.llama import attention

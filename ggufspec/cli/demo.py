@@ -12,7 +12,7 @@ import click
 
 from ggufspec.cli import INTERRUPTED, render, shared
 from ggufspec.cli.loading import PairOptions
-from ggufspec.cli.parameters import AT_LEAST_1, COUNT, NOT_NEGATIVE, gathered, only, option
+from ggufspec.cli.parameters import AT_LEAST_1, COUNT, NOT_NEGATIVE, THREADS, gathered, only, option
 from ggufspec.cli.run import generate
 from ggufspec.cli.text_settings import checked
 from ggufspec.common import defaults
@@ -56,7 +56,7 @@ _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
     option("-s --seed", "Seed.", type=COUNT, default=0),
 )
 @option("--runs", "Texts for each prompt and mode.", type=click.IntRange(1, 100), default=1)
-@option("-t --threads n_threads", "Threads for the target.", type=AT_LEAST_1)
+@option("-t --threads n_threads", "Threads for the target.  [default: auto]", type=THREADS)
 @shared.cache_dir_option
 @shared.color_option
 @shared.json_option

@@ -6,7 +6,16 @@ import os
 
 import click
 
-from ggufspec.cli.parameters import AT_LEAST_1, COUNT, POSITIVE, Option, OrWord, gathered, option
+from ggufspec.cli.parameters import (
+    AT_LEAST_1,
+    COUNT,
+    POSITIVE,
+    THREADS,
+    Option,
+    OrWord,
+    gathered,
+    option,
+)
 from ggufspec.common import defaults
 
 _LAYERS = click.IntRange(min=defaults.ALL_LAYERS)
@@ -88,13 +97,15 @@ LOAD = (
     ),
     option(
         "-t --threads n_threads",
-        "Threads for the target.  [default: from tune, or one per core]",
-        type=AT_LEAST_1,
+        "Threads for the target. auto: one per core, or what tune found; fewer while other "
+        "programs use the cores.  [default: auto]",
+        type=THREADS,
     ),
     option(
         "-td --threads-draft n_threads_draft",
-        "Threads for the draft.  [default: from tune, or as the target; 1 if tiny]",
-        type=AT_LEAST_1,
+        "Threads for the draft. auto: as the target, or what tune found; 1 for a tiny draft.  "
+        "[default: auto]",
+        type=THREADS,
     ),
     option(
         "-ngl --gpu-layers n_gpu_layers",

@@ -138,6 +138,9 @@ class OrWord(click.ParamType[Any]):
             raise
 
 
+THREADS = OrWord(AT_LEAST_1, {"auto": None, "-1": None})
+
+
 class NamedOption(click.Option):
     """An option that also has llama.cpp's names and variable; its own variable has priority."""
 

@@ -39,6 +39,7 @@ class PairProfile:
         self._acceptance = dict(acceptance or {})
         self._settled: CostModel | None = None
         self._is_settled_anew = False
+        self.is_settled_disturbed = False  # the settled costs are not to be stored
         self._n_stored_passes = costs.n_passes
 
     @property
@@ -57,13 +58,17 @@ class PairProfile:
         n_passes = self.costs.n_passes - self._n_stored_passes
         return self._is_settled_anew or n_passes >= constants.N_PASSES_TO_REMEMBER
 
-    def settle(self, measured: CostModel) -> None:
+    def settle(self, measured: CostModel, *, is_disturbed: bool = False) -> None:
         """Let texts with a seed start from these measurements from now on.
 
         `measured` may cover fewer tokens and fewer texts per pass than this profile's costs.
+        `is_disturbed`: other programs have changed them: they are not stored, nor used otherwise.
         """
         costs = self.costs
         self._settled = measured.resized(costs.n_most, costs.n_sharers, n_per_step=costs.n_per_step)
+        self.is_settled_disturbed = is_disturbed
+        if is_disturbed:
+            return
         self._is_settled_anew = True
         if not costs.n_measured(1):
             self.costs = measured.resized_as(costs)
@@ -98,10 +103,14 @@ class PairProfile:
     def to_document(self) -> dict[str, object]:
         """The profile as JSON, which `of_document` reads: its costs are those of all threads."""
         self.costs.use(0)
-        settled = {"settled_costs": self._settled.to_document()} if self._settled else {}
+        costs = self.costs if self.costs.n_measured(1) else self._settled or self.costs
+        settled: dict[str, object] = {}
+        if self._settled:
+            settled["settled_costs"] = self._settled.to_document()
+            settled["is_settled_disturbed"] = self.is_settled_disturbed
         return {
             **settled,
-            "costs": self.costs.to_document(),
+            "costs": costs.to_document(),
             "balances": self.account.balances,
             "acceptance": {
                 key: list(map(list, each)) for key, each in sorted(self._acceptance.items())
@@ -125,6 +134,7 @@ class PairProfile:
         )
         if settled is not None:
             known = CostModel.of_document(settled)
+            profile.is_settled_disturbed = document.get("is_settled_disturbed") is True
             profile._settled = known.resized(
                 like.n_most, like.n_sharers, n_per_step=like.n_per_step
             )
@@ -169,6 +179,9 @@ class StoredProfile:
         if self.facts is None or not profile.is_new:
             return
         document = {**profile.to_document(), "assumed_seconds": self.assumed}
+        document.pop("is_settled_disturbed", None)
+        if profile.is_settled_disturbed:
+            del document["settled_costs"]
         known = self.recall(constants.MAX_STORED_SIZE)
         if known is not None and known.is_settled:
             document["settled_costs"] = known.to_document()["settled_costs"]

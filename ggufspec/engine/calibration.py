@@ -22,6 +22,7 @@ from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession, Slot
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
+from ggufspec.llama.cpu_use import cpu_use, were_disturbed
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import DraftTimes, measured
 from ggufspec.llama.vocab_map import filler_tokens
@@ -108,6 +109,7 @@ def _measure(
     of_draft = partial(tell, "draft costs")
     of_passes = of_draft if role else partial(tell, "costs")
     of_passes(0, 1)
+    began = cpu_use()
     costs = measured(
         context,
         [size for size in SIZES if size <= min(known.n_most, context.n_ctx)],
@@ -126,7 +128,7 @@ def _measure(
         for each in fastest:  # others may have been disturbed
             costs.observe_draft(each.n, each.seconds, each.n_further)
     slot.forget()
-    profile.settle(costs)
+    profile.settle(costs, is_disturbed=were_disturbed(began, context.n_threads))
     end_threads()  # `serve` calibrates in another thread than it writes texts
 
 

@@ -24,7 +24,7 @@ from ggufspec.engine.stream import Stream
 from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
-from ggufspec.llama.devices import n_logical_cores
+from ggufspec.llama.devices import n_threads_most
 from ggufspec.llama.vocab import Vocab, check_tokens
 
 
@@ -318,7 +318,7 @@ class Engine:
 
     @property
     def _threads_warning(self) -> str | None:
-        n, n_cores = max(each.n_threads for each in self.pair.contexts), n_logical_cores()
+        n, n_cores = max(each.n_threads for each in self.pair.contexts), n_threads_most()
         if n <= n_cores:
             return None
         return (

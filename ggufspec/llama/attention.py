@@ -14,8 +14,11 @@ import numpy as np
 
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
+from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import FLASH_ATTENTION, ContextOptions
-from ggufspec.llama.kernel_choice import BareContext, is_disturbed, measuring
+from ggufspec.llama.cpu_use import cpu_use, is_busy, were_disturbed
+from ggufspec.llama.devices import n_threads_default
+from ggufspec.llama.kernel_choice import is_disturbed, measuring
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key
 from ggufspec.llama.threadpool import ThreadPools
@@ -187,9 +190,15 @@ def _sizes(deepest: int) -> Sequence[int]:
 
 
 def _undisturbed(models: Sequence[Model], deepest: int) -> Sequence[Times] | None:
-    """What `_measure` returns; None if other programs have disturbed each attempt."""
+    """What `_measure` returns; None if other programs disturb it."""
+    n_threads = n_threads_default()
     for _ in range(_N_ATTEMPTS):
+        if is_busy(n_threads):
+            return None
+        began = cpu_use()
         measured = _measure(models, deepest)
+        if were_disturbed(began, n_threads):
+            return None
         of_depths = (seconds for times in measured for of in times.values() for seconds in of)
         if not any(map(is_disturbed, of_depths)):
             return measured

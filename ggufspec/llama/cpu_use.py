@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import NamedTuple
 
 from ggufspec.llama.devices import n_logical_cores
 
 _STAT = Path("/proc/stat")
 _IDLE = slice(4, 6)  # columns of a line: idle, and waiting for a disk; the first is the CPU's name
+
+_DISTURBED = 0.3  # processors that threads may lack while passes are measured
+_SECONDS = 0.1  # of a look at other programs
 
 
 class CpuUse(NamedTuple):
@@ -34,23 +37,12 @@ class CpuUse(NamedTuple):
         if self.idle is None or before.idle is None:
             return None
         used = self.own - before.own + self.idle - before.idle
-        return max(self.n_usable - used / self._seconds(before), 0.0)
+        return max(self.n_usable - used / max(self.at - before.at, 1e-9), 0.0)
 
-    def n_missing(self, before: CpuUse, n_threads: int) -> float:
-        """Processors that `n_threads` computing threads lacked since `before`.
-
-        Where idle time is unknown (not on Linux), this assumes that all threads have computed, or
-        waited by spinning.
-        """
+    def is_disturbed(self, before: CpuUse, n_threads: int) -> bool:
+        """Whether `n_threads` threads lacked a processor since `before`; False where unknown."""
         n_others = self.n_others(before)
-        if n_others is None:
-            n_missing = n_threads - (self.own - before.own) / self._seconds(before)
-        else:
-            n_missing = n_threads + n_others - self.n_usable
-        return min(max(n_missing, 0.0), float(n_threads))
-
-    def _seconds(self, before: CpuUse) -> float:
-        return max(self.at - before.at, 1e-9)
+        return n_others is not None and n_threads + n_others - self.n_usable > _DISTURBED
 
 
 def cpu_use(path: Path = _STAT) -> CpuUse:
@@ -73,3 +65,20 @@ def cpu_use(path: Path = _STAT) -> CpuUse:
     # Where this process may not use all processors, others may run on those.
     is_limited = len(usable) < (os.cpu_count() or 0)
     return found if is_limited or not n_running else found._replace(n_running=n_running[0])
+
+
+def were_disturbed(began: CpuUse, n_threads: int) -> bool:
+    """Whether passes with `n_threads` since then were disturbed; False where unknown."""
+    return cpu_use().is_disturbed(began, n_threads)
+
+
+def is_busy(n_threads: int) -> bool:
+    """Whether other programs leave fewer than `n_threads` processors now; False where unknown.
+
+    Takes 0.1 s if other programs run, otherwise no time.
+    """
+    before = cpu_use()
+    if before.n_running is None or before.n_running < 2:  # one is this thread
+        return False
+    sleep(_SECONDS)
+    return were_disturbed(before, n_threads)

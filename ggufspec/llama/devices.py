@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +34,16 @@ _IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
 def n_threads_default() -> int:
     """Number of physical cores that this process may use: two threads on one core are no faster.
 
-    Without efficiency cores, for which others would wait at every barrier, and within the quota of
-    a container: beyond it the kernel stops all threads for part of each period.
+    Without efficiency cores, for which others would wait at every barrier, within the quota of a
+    container (beyond it the kernel stops all threads for part of each period) and OMP_NUM_THREADS.
     """
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    n_most = int(given) if given.isdecimal() and len(given) < 5 else 0
+    n_cores = _n_cores()
+    return min(n_cores, n_most) if n_most else n_cores
+
+
+def _n_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         usable = os.sched_getaffinity(0)
         n_cores = len({_siblings(cpu) for cpu in usable & fast_cores() or usable})
@@ -53,6 +61,11 @@ def n_logical_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def n_threads_most() -> int:
+    """Threads beyond which more wait for processors: those of this process, or its quota."""
+    return min(n_logical_cores(), ceil(cpu_quota() or n_logical_cores()))
 
 
 def fast_cores(path: Path = Path("/sys/devices/cpu_core/cpus")) -> set[int]:
@@ -262,7 +275,7 @@ def machine() -> dict[str, object]:
     """The properties of this machine that the speed of a model depends on."""
     return {
         "cpu": cpu_name(),
-        "n_physical_cores": n_threads_default(),
+        "n_physical_cores": _n_cores(),
         "n_logical_cores": n_logical_cores(),
         "gpus": gpu_names(),
         "llama_cpp_python": llama_cpp.__version__,

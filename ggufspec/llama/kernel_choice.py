@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from itertools import pairwise
@@ -20,9 +19,9 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import GgufspecError
 from ggufspec.llama import devices, kernels
-from ggufspec.llama.hidden_states import addresses
-from ggufspec.llama.log import listening, log, logger
-from ggufspec.llama.threadpool import ThreadPools
+from ggufspec.llama.bare_context import BareContext
+from ggufspec.llama.cpu_use import CpuUse, cpu_use, is_busy, were_disturbed
+from ggufspec.llama.log import listening, logger
 from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.placement.overrides import Overrides, stays
 
@@ -117,15 +116,20 @@ def load(
         return _load(load_file, offer), Choice((*offer.types,), both=offer.both)
     with measuring():
         if known is not None or _recall(key, usable) is None:
+            if is_busy(devices.n_threads_default()):
+                return _unmeasured(load_file, offer)
             logger.warning(
                 "ggufspec: %s is loaded with llama.cpp's kernels and with ggufspec's, to measure "
                 "which are faster; this happens once",
                 path.name,
             )
-            sizes = (*SIZES, PROMPT) if placed.devices else SIZES
-            pointer, choice = _measure(load_file, offer, sizes, phases)
+            sizes, began = (*SIZES, PROMPT) if placed.devices else SIZES, cpu_use()
+            pointer, choice = _measure(load_file, offer, sizes, phases, began)
             times = [each.values() for each in (choice.llama_cpp, choice.ggufspec) if each]
-            if pointer is not None and len(times) == 2 and not any(map(is_disturbed, times)):
+            is_kept = len(times) == 2 and not (
+                were_disturbed(began, devices.n_threads_default()) or any(map(is_disturbed, times))
+            )
+            if pointer is not None and is_kept:
                 profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
             return pointer, choice
     # Another process has measured it.
@@ -139,6 +143,14 @@ def measuring() -> AbstractContextManager[None]:
             "ggufspec: another process measures a model on this machine; this one waits for it"
         )
     )
+
+
+def _unmeasured(load_file: Load, offer: Offer) -> tuple[int | None, Choice]:
+    logger.warning(
+        "ggufspec: other programs use the processor, so nothing is measured: ggufspec's kernels "
+        "are used, and a later load measures whether they are faster"
+    )
+    return _load(load_file, offer), Choice((*offer.types,), both=offer.both)
 
 
 def is_disturbed(times: Iterable[float]) -> bool:
@@ -207,9 +219,11 @@ def _offer(header: Header, placed: Placed, usable: Mapping[str, int]) -> Offer:
 
 
 def _measure(
-    load_file: Load, offer: Offer, sizes: Sequence[int], phases: Phases
+    load_file: Load, offer: Offer, sizes: Sequence[int], phases: Phases, began: CpuUse
 ) -> tuple[int | None, Choice]:
     """The model's pointer, and the choice from timed passes of the whole model.
+
+    Ends early if other programs have disturbed the first ones.
 
     Our kernels are used for all types if one token is then no slower. Otherwise, for a model on the
     CPU alone, each type is tried on its own and kept if one token is no slower.
@@ -220,6 +234,8 @@ def _measure(
     if pointer is None or theirs is None:
         return pointer, Choice()
     _free(pointer)
+    if were_disturbed(began, devices.n_threads_default()):
+        return _unmeasured(load_file, offer)
     pointer, together = _timed(load_file, offer, sizes, phases)
     if pointer is None or together is None or _is_faster(together, theirs):
         return pointer, Choice((*types,), theirs, together, both)
@@ -305,93 +321,3 @@ def _time(pointer: int, sizes: Sequence[int], phases: Phases) -> Times | None:
             if i + 1 >= _N_LEAST and perf_counter() - began > _SECONDS:
                 break
     return {size: min(times) for size, times in found.items()}
-
-
-_N_COPIED = 32  # tokens that are decoded; further cells are copies of theirs
-_N_PADDING = 64
-
-
-class BareContext:
-    """A context of the model with this pointer. Close it before the model."""
-
-    def __init__(
-        self,
-        model: int,
-        n_most: int,
-        n_before: int = 0,
-        pools: ThreadPools | None = None,
-        flash_attention: int = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
-    ) -> None:
-        """`n_most`: maximum tokens of a pass; `n_before`: maximum tokens before it, see `fill`.
-
-        `pools`: shared with contexts that never compute at the same time; None: its own.
-        """
-        params = llama_cpp.llama_context_default_params()
-        params.n_batch = params.n_ubatch = max(n_most, _N_COPIED if n_before else 1)
-        params.n_ctx = n_before + params.n_batch + _N_PADDING
-        params.n_threads = params.n_threads_batch = devices.n_threads_default()
-        params.flash_attn_type = flash_attention
-        params.n_seq_max, params.kv_unified = (2, True) if n_before else (1, False)
-        self._native: _native.Context | None = None
-        with listening():
-            self.pointer: int | None = llama_cpp.llama_init_from_model(model, params)
-            self._pools = pools or ThreadPools()
-            if self.pointer is not None and (memory := llama_cpp.llama_get_memory(self.pointer)):
-                self._pools.attach(self.pointer, params.n_threads, params.n_threads_batch)
-                at = devices.address_of(self.pointer), devices.address_of(memory)
-                self._native = _native.Context(
-                    *at, params.n_batch, hidden_is_alone=False, shares_cells=False, **addresses()
-                )
-        vocab = llama_cpp.llama_model_get_vocab(model)
-        n_tokens = max(llama_cpp.llama_vocab_n_tokens(vocab), 1)
-        self._tokens = [(7 + 101 * i) % n_tokens for i in range(params.n_batch)]
-        self._start = self._n_held = 0
-
-    def seconds(self, n_tokens: int, n_rows: int) -> float | None:
-        """Seconds of a pass with logits of its last `n_rows`; None if the model has no passes.
-
-        Raises KeyboardInterrupt within the pass.
-        """
-        if self._native is None:
-            return None
-        self._native.truncate(self._start)
-        part = 0, self._tokens[:n_tokens], min(n_rows, n_tokens), ()
-        began = perf_counter()
-        if log.during(self._native.decode, [part]):
-            return None
-        return perf_counter() - began
-
-    def fill(self, n_tokens: int) -> bool:
-        """Put `n_tokens` (a multiple of 32) into the cache: copies of 32. False if that fails."""
-        context, native = self.pointer, self._native
-        if context is None or native is None:
-            return False
-        if not self._start:
-            if self.seconds(_N_COPIED, 1) is None:
-                return False
-            self._start = self._n_held = _N_COPIED
-        native.truncate(self._start)
-        if self._n_held >= n_tokens:
-            return True
-        with listening():
-            memory = llama_cpp.llama_get_memory(context)
-            size = llama_cpp.llama_state_seq_get_size(context, 0)
-            state = (ctypes.c_uint8 * size)()
-            if not llama_cpp.llama_state_seq_get_data(context, state, size, 0):
-                return False
-            while self._n_held < n_tokens:
-                # The copies get cells of another sequence, which are then added to the first one.
-                if not llama_cpp.llama_state_seq_set_data(context, state, size, 1):
-                    return False
-                llama_cpp.llama_memory_seq_cp(memory, 1, 0, -1, -1)
-                self._n_held += _N_COPIED
-            llama_cpp.llama_memory_seq_rm(memory, 1, -1, -1)
-        return True
-
-    def close(self) -> None:
-        """Free the memory. Twice is fine."""
-        if self.pointer is not None:
-            with listening():
-                llama_cpp.llama_free(self.pointer)
-                self._pools.release(self.pointer)
-        self.pointer = self._native = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ggufspec.cli import render
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Round
@@ -59,3 +61,10 @@ def test_parts_of_characters_in_a_tree_can_be_shown() -> None:
     tree = Round([6], 2, 0, 0.0, 0.0, 0.0, drafted_tokens=(6, 5), parents=(-1, -1))
     shown = render.rounds_text([tree], PIECES.__getitem__, color=False).splitlines()[1]
     assert shown == r"  '�' | '\n' -> accepted ''"
+
+
+def test_the_threads_of_passes_are_shown_with_their_shares() -> None:
+    one = replace(stats({}), threads={"target": {2: 1.5}, "draft": {}})
+    assert "threads: target 2\n" in render.details_text(one) + "\n"
+    several = replace(stats({}), threads={"target": {1: 0.25, 2: 0.75}, "draft": {1: 0.5}})
+    assert "threads: target 2 (75%), 1 (25%), draft 1" in render.details_text(several)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ggufspec.llama.devices import n_threads_default
 
 Command = Callable[..., Any]
 N_CTX = 64
@@ -78,3 +81,21 @@ def test_more_threads_than_cores_are_reported_in_one_line(command: Command, targ
     note, _ = command(*args, "-t", str((n_cores or 1) + 1)).err.splitlines()
     assert f"{(n_cores or 1) + 1} threads on {n_cores} core" in note
     assert f"use at most {n_cores} (n_threads, " in note
+
+
+@pytest.mark.parametrize("n_threads", ["auto", "-1"])
+def test_the_number_of_threads_may_be_chosen(
+    command: Command, target: Path, n_threads: str
+) -> None:
+    args = ("run", "-m", target, "-p", "hi", "-n", "2", "--json")
+    (used,) = json.loads(command(*args, "-t", n_threads).out)["threads"].values()
+    assert set(used) <= {str(n) for n in range(1, n_threads_default() + 1)}
+    assert sum(used.values()) > 0
+
+
+def test_the_variable_of_openmp_limits_the_threads(
+    command: Command, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1,2")
+    args = ("run", "-m", target, "-p", "hi", "-n", "2", "--json")
+    assert set(json.loads(command(*args).out)["threads"]["target"]) == {"1"}

@@ -152,6 +152,34 @@ def test_frozen_costs_do_not_change_and_copies_are_independent() -> None:
     assert (costs.curve[0], copy.curve[0]) == (1.0, 0.5)
 
 
+def test_each_number_of_threads_has_costs_of_its_own() -> None:
+    costs = costs_of(n1=1.0, n4=1.5)
+    costs.use(1)
+    assert costs.sizes == pytest.approx({1: 1.0, 4: 1.5}), "they start from those before"
+    for _ in range(200):
+        costs.observe_target(1, 1.3)
+        costs.observe_target(4, 4.0)
+    assert costs.curve[3] > 2.5 * costs.curve[0]
+    costs.use(0)
+    assert costs.sizes == pytest.approx({1: 1.0, 4: 1.5})
+    costs.use(1)
+    assert costs.curve[3] > 2.5 * costs.curve[0]
+
+
+def test_disturbed_passes_are_not_learned() -> None:
+    costs = costs_of(n1=1.0)
+    costs.use(0, is_disturbed=True)
+    costs.observe_target(1, 9.0)
+    costs.observe_target(4, 9.0)
+    costs.observe_plain(9.0)
+    costs.observe_draft(1, 9.0)
+    assert costs.sizes == {1: 1.0}
+    assert (costs.plain, costs.knows_draft) == (1.0, False)
+    costs.use(0)
+    costs.observe_target(4, 2.0)
+    assert costs.sizes == {1: 1.0, 4: 2.0}
+
+
 def test_tokens_that_a_first_step_reads_do_not_count_as_steps() -> None:
     costs = costs_of(n1=1.0)
     for _ in range(10):

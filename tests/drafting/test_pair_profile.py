@@ -10,7 +10,7 @@ import tiny
 
 import ggufspec
 from ggufspec.decoding.types import Round
-from ggufspec.drafting import profile_store
+from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
@@ -123,6 +123,24 @@ def test_calibration_keeps_the_sizes_of_longer_and_shared_passes(repeats: bool) 
     if not repeats:
         costs.observe_target(100, 7.0)
         assert costs.n_measured(100) == 1
+
+
+def test_disturbed_costs_serve_this_engine_and_are_not_stored() -> None:
+    stored = StoredProfile({"about": "a test", "id": 5})
+    profile = stored.profile(17)
+    profile.settle(measured(17), is_disturbed=True)
+    assert profile.policy(0.0, repeats=True, in_blocks=True).costs.n_measured(17) == 1
+    assert not profile.costs.n_measured(1), "texts without a seed do not start from them"
+    copied = PairProfile.of_document(profile.to_document(), CostModel(17))  # of another process
+    for _ in range(constants.N_PASSES_TO_REMEMBER):
+        for each in (profile, copied):
+            each.costs.observe_target(1, 0.5)
+    for each in (profile, copied):
+        assert each.is_settled
+        stored.remember(each)
+        found = stored.recall(17)
+        assert found is not None
+        assert not found.is_settled
 
 
 def test_a_text_with_a_seed_drafts_beyond_what_calibration_measured() -> None:

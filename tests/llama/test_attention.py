@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import llama_cpp
@@ -21,7 +23,7 @@ import ggufspec
 from ggufspec.bench import tune
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import TunedSettings
-from ggufspec.llama import attention
+from ggufspec.llama import attention, cpu_use, devices
 from ggufspec.llama.attention import (
     Attention,
     Times,
@@ -30,8 +32,8 @@ from ggufspec.llama.attention import (
     known_attention,
     time_passes,
 )
+from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.kernel_choice import BareContext
 from ggufspec.llama.model import Heads, Model
 from ggufspec.llama.profile_key import pair_key
 from ggufspec.standin import embedded
@@ -330,6 +332,29 @@ def test_times_that_other_programs_disturbed_are_not_kept(target: Path, timer: T
     assert not [*profile_store.records()]
     timer.answer = times(0.2, 0.1)
     assert (setting_of(target), timer.asked) == ("off", 3)
+
+
+def test_nothing_is_measured_beside_a_busy_program(
+    target: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one for each processor; without it, the next load measures."""
+    if cpu_use.cpu_use().idle is None:
+        pytest.skip("this system does not tell the idle time of its processors")
+    timer.answer = times(0.2, 0.1)
+    programs = []
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "is_busy", cpu_use.is_busy)
+        try:
+            for _ in range(devices.n_logical_cores()):
+                programs.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            sleep(0.3)
+            assert setting_of(target) == "auto"
+        finally:
+            for program in programs:
+                program.kill()
+                program.wait()
+    assert (timer.asked, [*profile_store.records()]) == (0, [])
+    assert (setting_of(target), timer.asked) == ("off", 1)
 
 
 def test_a_damaged_record_is_measured_again(target: Path, timer: Timer) -> None:

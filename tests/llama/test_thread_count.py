@@ -190,13 +190,14 @@ def test_the_processors_that_a_busy_program_uses_are_counted() -> None:
     n_others = now.n_others(before)
     assert n_others is not None
     assert n_others > 0.4
-    n_usable = now.n_usable
-    assert now.n_missing(before, n_usable) == pytest.approx(min(n_others, n_usable), abs=0.01)
-    assert now.n_missing(before, 1) < n_others
+    assert now.is_disturbed(before, now.n_usable)
 
 
-def test_without_idle_times_the_own_seconds_tell_what_threads_lacked() -> None:
-    before, now = CpuUse(0.0, 0.0, None, None, 2), CpuUse(2.0, 2.6, None, None, 2)
-    assert now.n_others(before) is None
-    assert now.n_missing(before, 2) == pytest.approx(0.7)
-    assert now.n_missing(before, 1) == 0.0
+def test_passes_are_disturbed_if_threads_lack_a_third_of_a_processor() -> None:
+    before = CpuUse(0.0, 0.0, 0.0, 1, 4)
+    now = CpuUse(2.0, 4.0, 2.0, 1, 4)  # two processors of its own, one idle, one of others
+    assert now.n_others(before) == pytest.approx(1.0)
+    assert [now.is_disturbed(before, n) for n in (2, 3, 4)] == [False, False, True]
+    unknown = now._replace(idle=None)
+    assert unknown.n_others(before) is None
+    assert not unknown.is_disturbed(before, 4)

@@ -427,6 +427,8 @@ def test_health_and_metrics_tell_what_was_done(live: Live, chat_pair: Engine) ->
             assert f"`{name.removeprefix('ggufspec_')}{suffix}" in guide, name
     for name in ("drafted", "accepted"):
         assert f'ggufspec_{name}_tokens_total{{position="0"}}' in response.text
+    n_threads = max(chat_pair.pair.threads["target"])
+    assert live.metric(f'decode_seconds_total{{model="target",threads="{n_threads}"}}') > 0
     assert live.metric("drafted_tokens_total") > 0
     n_tried, n_stood = (live.metric(f"{name}_tokens_total") for name in ("drafted", "accepted"))
     assert n_tried >= n_stood
