@@ -26,13 +26,15 @@ _EXIT_TIME = 1  # exit status of a process that faulthandler ends
 def call(module: str, function: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Call `module.function(*arguments)` in a child, so that a crash of llama.cpp ends only that.
 
-    Raises OSError if no process can be started, subprocess.TimeoutExpired after SECONDS.
+    Its threads of OpenMP sleep while they wait: beside other programs, spinning ones would take up
+    to a minute instead of seconds. Raises OSError if no process can be started,
+    subprocess.TimeoutExpired after SECONDS.
     """
     return subprocess.run(
         _command(module, function, *arguments),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        env={"OMP_WAIT_POLICY": "passive", **os.environ, "GGML_NO_BACKTRACE": "1"},
         timeout=SECONDS,
         check=False,
     )

@@ -126,7 +126,8 @@ def load(
     rpc: llama.cpp's RPC servers ("host:port"), whose devices take layers of the target as GPUs do
     and come before the local ones; with "auto" they get what does not fit on local GPUs, as far as
     they have room. The draft stays local. llama.cpp ends the process if a server disconnects.
-    n_threads, n_threads_draft: None: one per physical core, and a single one for a tiny draft.
+    n_threads, n_threads_draft: None: one per physical core, and a single one for a tiny draft;
+    fewer while other programs use the cores.
     flash_attention: "auto" (measured once on CPUs, else llama.cpp decides), "on", "off".
     usual_text: tokens of the prompt and of the answer that "auto" decides for; None: short texts.
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).

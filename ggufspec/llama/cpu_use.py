@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, process_time, sleep
 from typing import NamedTuple
@@ -19,7 +20,7 @@ _SECONDS = 0.1  # of a look at other programs
 class CpuUse(NamedTuple):
     """Seconds of processor time so far, on the `n_usable` processors that this process may use.
 
-    `at`: of a clock. `own`: of this process. `idle`: None: unknown. `n_running`: threads of all
+    `at`: of a clock. `own`: of this process. `idle`: None: unknown. `n_running`: threads of other
     programs that run or wait for a processor now; None: unknown.
     """
 
@@ -64,7 +65,21 @@ def cpu_use(path: Path = _STAT) -> CpuUse:
     found = found._replace(idle=sum(ticks) / os.sysconf("SC_CLK_TCK"))
     # Where this process may not use all processors, others may run on those.
     is_limited = len(usable) < (os.cpu_count() or 0)
-    return found if is_limited or not n_running else found._replace(n_running=n_running[0])
+    if is_limited or not n_running:
+        return found
+    n_others = n_running[0] - 1  # one is this thread
+    if n_others > 0:
+        n_others = max(n_running[0] - _n_own_running(path.parent / "self/task"), 0)
+    return found._replace(n_running=n_others)
+
+
+def _n_own_running(tasks: Path) -> int:
+    """Threads of this process that run or wait for a processor, such as those that spin."""
+    n = 0
+    for file in tasks.glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            n += file.read_bytes().rpartition(b")")[2].split()[:1] == [b"R"]
+    return max(n, 1)
 
 
 def were_disturbed(began: CpuUse, n_threads: int) -> bool:
@@ -78,7 +93,7 @@ def is_busy(n_threads: int) -> bool:
     Takes 0.1 s if other programs run, otherwise no time.
     """
     before = cpu_use()
-    if before.n_running is None or before.n_running < 2:  # one is this thread
+    if not before.n_running:
         return False
     sleep(_SECONDS)
     return were_disturbed(before, n_threads)

@@ -7,7 +7,7 @@ off its processor delays all of them. Then fewer threads are faster.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp
+from math import exp, inf
 from time import perf_counter
 from typing import NamedTuple
 
@@ -100,11 +100,14 @@ class ThreadCount:
         self._lost = 0.0  # seconds, since the last trial
         self._tried_at = clock()
         self._read = use()
+        self._passed_at = -inf  # the end of the last pass
         self.is_usual = True
 
     def n_for(self, n_tokens: int) -> int:
         """Threads for a pass over `n_tokens`."""
         if n_tokens <= _MOST_FEW:
+            if self._clock() - self._passed_at >= _SECONDS_STALE and self._trial is None:
+                self._begin()
             return self._n
         if self._clock() - self._read.at >= _SECONDS_READ:
             n_free = self._n_free()
@@ -113,6 +116,7 @@ class ThreadCount:
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Tell that a pass over `n_tokens` with the threads of `n_for` took this long."""
+        self._passed_at = self._clock()
         if n_tokens > _MOST_FEW:
             return
         passes = self._passes[self._n]
@@ -127,6 +131,13 @@ class ThreadCount:
             self._try(self._n // 2 if self._n_failed % 2 else self._n - 1)
         elif self._n < self.n_most and (n_more := self._more()) > self._n:
             self._try(n_more)
+
+    def _begin(self) -> None:
+        """After a pause, begin with as many threads as have a processor now."""
+        n_free = self._n_free()
+        if n_free is not None and n_free < self._n:
+            self._n, self._n_failed, self._lost = n_free, 0, 0.0
+            self._passes.setdefault(n_free, _Passes()).forget_level()
 
     @property
     def _patience(self) -> int:
@@ -174,8 +185,9 @@ class ThreadCount:
         """How many threads have had a processor since the last reading; None: unknown."""
         before, self._read = self._read, self._use()
         n_others = self._read.n_others(before)
-        if self._read.at - before.at > _SECONDS_STALE and self._read.n_running is not None:
-            n_others = self._read.n_running - 1  # one is this thread
+        is_stale = self._clock() - self._passed_at >= _SECONDS_STALE
+        if is_stale and self._read.n_running is not None:
+            n_others = self._read.n_running
         if n_others is None:
             return None
         return min(max(int(self._read.n_usable - n_others + _MARGIN), 1), self.n_most)

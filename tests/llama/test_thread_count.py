@@ -25,7 +25,7 @@ class Machine:
         self.count = ThreadCount(n_usable, self.use, lambda: self.now)
 
     def use(self) -> CpuUse:
-        n_running = 1 + round(self.n_busy)
+        n_running = round(self.n_busy)
         if not self.shows_idle:
             return CpuUse(self.now, self.own, None, None, self.n_usable)
         return CpuUse(self.now, self.own, self.idle, n_running, self.n_usable)
@@ -163,7 +163,7 @@ def test_after_a_pause_the_programs_that_run_now_are_counted() -> None:
     machine = Machine()
     machine.wait(60.0)  # nothing was busy then
     machine.n_busy = 1
-    assert machine.count.n_for(512) == 1
+    assert machine.count.n_for(512) == machine.count.n_for(1) == 1
 
 
 def test_where_nobody_knows_prompts_use_as_many_threads_as_short_passes() -> None:
@@ -194,8 +194,8 @@ def test_the_processors_that_a_busy_program_uses_are_counted() -> None:
 
 
 def test_passes_are_disturbed_if_threads_lack_a_third_of_a_processor() -> None:
-    before = CpuUse(0.0, 0.0, 0.0, 1, 4)
-    now = CpuUse(2.0, 4.0, 2.0, 1, 4)  # two processors of its own, one idle, one of others
+    before = CpuUse(0.0, 0.0, 0.0, 0, 4)
+    now = CpuUse(2.0, 4.0, 2.0, 0, 4)  # two processors of its own, one idle, one of others
     assert now.n_others(before) == pytest.approx(1.0)
     assert [now.is_disturbed(before, n) for n in (2, 3, 4)] == [False, False, True]
     unknown = now._replace(idle=None)
