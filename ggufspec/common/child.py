@@ -16,26 +16,29 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError
 
-SECONDS = 60.0  # time limit of a call; it has to start an interpreter and load libllama
+SECONDS = 60.0  # time limit of a trial; it has to start an interpreter and load libllama
 _READY = b"ready\n"  # written to stderr by the child once it can answer
 _STACK_BYTES = 64 * 1024 * 1024
 _WALL_FACTOR = 4  # a busy machine may give the process a quarter of a core
 _EXIT_TIME = 1  # exit status of a process that faulthandler ends
 
 
-def call(module: str, function: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+def call(
+    module: str, function: str, *arguments: str, seconds: float | None = SECONDS
+) -> subprocess.CompletedProcess[bytes]:
     """Call `module.function(*arguments)` in a child, so that a crash of llama.cpp ends only that.
 
     Its threads of OpenMP sleep while they wait: beside other programs, spinning ones would take up
-    to a minute instead of seconds. Raises OSError if no process can be started,
-    subprocess.TimeoutExpired after SECONDS.
+    to a minute instead of seconds. Ctrl-C ends the child, too, which llama.cpp itself may not
+    notice for long. Raises OSError if no process can be started, subprocess.TimeoutExpired after
+    `seconds`.
     """
     return subprocess.run(
         _command(module, function, *arguments),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env={"OMP_WAIT_POLICY": "passive", **os.environ, "GGML_NO_BACKTRACE": "1"},
-        timeout=SECONDS,
+        timeout=seconds,
         check=False,
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import llama_cpp
 
+from ggufspec.common import child
 from ggufspec.common.files import whole_file
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.llama.log import listening, log
@@ -17,6 +19,7 @@ from ggufspec.models.quantization import FILE_TYPES
 # By the names of llama-quantize: (llama_ftype, the type of most tensors).
 _KNOWN = {**FILE_TYPES, "IQ4_NL": (25, "IQ4_NL"), "IQ4_XS": (30, "IQ4_XS")}
 _BUFFER_BYTES = 256 << 20
+_NO_TYPE = -1
 
 
 def requantize(
@@ -39,21 +42,31 @@ def requantize(
     """
     header = read_header(source)
     check_path(to, force=force, sources=header.paths)
+    number = quantization_number(quantization)
+    output = _NO_TYPE if output_type is None else _tensor_type(output_type, header)
+    with whole_file(to) as file:
+        given = str(header.paths[0]), os.fspath(file.name), str(number), str(output)
+        done = child.call(__name__, "quantize_file", *given, seconds=None)
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").rstrip()
+            raise ModelError(f"llama.cpp could not quantize {source} to {quantization}.\n{said}")
+
+
+def quantize_file(source: str, to: str, number: str, output: str) -> None:
+    """Write `to`, or end the process with what llama.cpp complains of. Runs in a child process.
+
+    The numbers are those of llama_ftype and of the output matrix's type.
+    """
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = quantization_number(quantization)
+    params.ftype = int(number)
     params.allow_requantize = True
     params.max_buf_size = _BUFFER_BYTES
-    if output_type is not None:
-        params.output_tensor_type = _tensor_type(output_type, header)
-    with whole_file(to) as file, listening():
+    if int(output) != _NO_TYPE:
+        params.output_tensor_type = int(output)
+    with listening():
         llama_cpp.llama_backend_init()
-        failed = llama_cpp.llama_model_quantize(
-            os.fsencode(header.paths[0]), os.fsencode(file.name), params
-        )
-        if failed:
-            raise ModelError(
-                f"llama.cpp could not quantize {source} to {quantization}.\n{log.complaints()}"
-            )
+        if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(to), params):
+            sys.exit(log.complaints() or "  it does not say why")
 
 
 def quantization_number(quantization: str) -> int:
