@@ -300,7 +300,10 @@ def _perform(
     if not n_left(job, results):
         return
     with ExitStack() as stack:
-        engine = stack.enter_context(load_with_bars(job.target, job.draft, dict(job.load)))
+        has_results = bool(results.measurements)
+        engine = stack.enter_context(
+            load_with_bars(job.target, job.draft, dict(job.load), has_results=has_results)
+        )
         bars = stack.enter_context(late_bars())
         bars.update(_STARTING, 0, 1)
         baselines = stack.enter_context(opened_baselines(job, engine, llama_bin, render.note))

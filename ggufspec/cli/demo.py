@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ggufspec.cli import INTERRUPTED, render, shared
-from ggufspec.cli.loading import PairOptions
+from ggufspec.cli.loading import PairOptions, load_with_bars
 from ggufspec.cli.parameters import AT_LEAST_1, COUNT, NOT_NEGATIVE, THREADS, gathered, only, option
 from ggufspec.cli.run import generate
 from ggufspec.cli.text_settings import checked
@@ -77,7 +77,6 @@ def command(
     1.5 M draft, and one of them at temperature 0, where both texts are the same, up to
     rounding.
     """
-    from ggufspec.engine.load import load
     from ggufspec.engine.scoring import compare
 
     pair = PairOptions(None, None, True, size, cache_dir)
@@ -87,7 +86,7 @@ def command(
     texts: dict[str, list[Stats]] = {"plain": [], "speculative": []}
     greedy, interrupted = None, False
     room = pair.load_settings(settings["n_draft"])
-    with load(target, draft, n_threads=n_threads, n_remembered=0, cache_ram=0, **room) as engine:
+    with load_with_bars(target, draft, {"n_threads": n_threads, **room}) as engine:
         try:
             _both(engine, {**settings, "max_tokens": WARM_UP_TOKENS}, PROMPTS[0], None, "")
             for run in range(runs):

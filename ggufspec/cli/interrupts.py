@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 
 _INTERRUPT, _HANDLED = bytes([signal.SIGINT]), b"\0"
 _SECONDS_TO_WAKE = 0.2  # from Ctrl-C until readline is woken, which may have missed the signal
-_SECONDS = 0.8  # from then until a message explains the delay
+_SECONDS = 0.8  # from then until a message explains the delay, or the process ends
 _SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 _MESSAGE = b"\nggufspec: interrupted\n"
 _IMPORTS = "<frozen importlib."  # start of the file names of Python's own import code
+
+_may_end = threading.Event()  # see end_if_delayed
 
 
 def end_at_interrupt() -> None:
@@ -52,12 +55,27 @@ def end_at_second_interrupt() -> None:
 
     def watch() -> None:
         while byte := received.recv(1):
-            # A running server, or the loading of a model, has its own handler.
-            if byte == _INTERRUPT and signal.getsignal(signal.SIGINT) is handle:
+            # A running server has its own handler; so has a load, which calls `handle` later.
+            is_mine = _may_end.is_set() or signal.getsignal(signal.SIGINT) is handle
+            if byte == _INTERRUPT and is_mine:
                 _wait(received)
 
     threading.Thread(target=watch, daemon=True).start()
     signal.signal(signal.SIGINT, handle)
+
+
+@contextlib.contextmanager
+def end_if_delayed() -> Iterator[None]:
+    """Within the block, a Ctrl-C that is not handled within a second ends the process.
+
+    For work of llama.cpp that cannot be stopped, such as writing zeros to a cache of some GiB, and
+    whose loss costs nothing.
+    """
+    _may_end.set()
+    try:
+        yield
+    finally:
+        _may_end.clear()
 
 
 def _wait(received: socket.socket) -> None:
@@ -75,6 +93,8 @@ def _wait(received: socket.socket) -> None:
                 is_woken = True
                 received.settimeout(_SECONDS)
                 continue
+            if _may_end.is_set():
+                _end(_MESSAGE)
             received.settimeout(None)
             render.note("interrupted: waits for the end of a pass; Ctrl-C again ends at once")
         if byte == _INTERRUPT:

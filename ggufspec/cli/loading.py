@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import render
+from ggufspec.cli.interrupts import end_if_delayed
 from ggufspec.common import defaults
 from ggufspec.common.files import default_cache_dir
 from ggufspec.models.head_facts import MTP
@@ -152,12 +153,21 @@ def stand_in(size: str, cache_dir: Path | None) -> Path:
         )
 
 
-def load_with_bars(target: Path, draft: DraftFile | None, load_settings: dict[str, Any]) -> Engine:
-    """ggufspec.load with a bar for each slow step; prints its notes on stderr."""
+def load_with_bars(
+    target: Path,
+    draft: DraftFile | None,
+    load_settings: dict[str, Any],
+    *,
+    has_results: bool = False,
+) -> Engine:
+    """ggufspec.load with a bar for each slow step; prints its notes on stderr.
+
+    has_results: the command has results to print at Ctrl-C, which then waits for llama.cpp.
+    """
     from ggufspec.engine.load import load
 
     settings = {"n_remembered": 0, "cache_ram": 0, **load_settings}
-    with late_bars() as bars:
+    with nullcontext() if has_results else end_if_delayed(), late_bars() as bars:
         engine = load(target, draft, progress=bars.load, **settings)
     for line in engine.notes:
         render.note(line)

@@ -22,6 +22,12 @@ ONE_LONG_CALL = """
 print("ready", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)
 """
+LOADS = """
+from ggufspec.cli.interrupts import end_if_delayed
+from ggufspec.llama.log import listening
+
+with end_if_delayed(), listening():
+""" + ONE_LONG_CALL.replace("\n", "\n    ")
 HANDLES_THREE = """
 for _ in range(3):
     try:
@@ -55,6 +61,15 @@ def test_a_second_interrupt_ends_what_cannot_be_interrupted() -> None:
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
+
+
+def test_one_interrupt_ends_a_load_that_cannot_be_interrupted() -> None:
+    with ready(LOADS) as process:
+        assert process.stderr
+        time.sleep(0.2)  # until it is in the call
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        assert process.stderr.read() == "\nggufspec: interrupted\n"
 
 
 def test_interrupts_that_are_handled_do_not_end_the_process() -> None:
