@@ -24,21 +24,21 @@ _EXIT_TIME = 1  # exit status of a process that faulthandler ends
 
 
 def call(
-    module: str, function: str, *arguments: str, seconds: float | None = SECONDS
+    module: str, function: str, *arguments: str, is_limited: bool = True
 ) -> subprocess.CompletedProcess[bytes]:
     """Call `module.function(*arguments)` in a child, so that a crash of llama.cpp ends only that.
 
     Its threads of OpenMP sleep while they wait: beside other programs, spinning ones would take up
     to a minute instead of seconds. Ctrl-C ends the child, too, which llama.cpp itself may not
-    notice for long. Raises OSError if no process can be started, subprocess.TimeoutExpired after
-    `seconds`.
+    notice for long. Raises OSError if no process can be started, if `is_limited`
+    subprocess.TimeoutExpired after SECONDS.
     """
     return subprocess.run(
         _command(module, function, *arguments),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env={"OMP_WAIT_POLICY": "passive", **os.environ, "GGML_NO_BACKTRACE": "1"},
-        timeout=seconds,
+        timeout=SECONDS if is_limited else None,
         check=False,
     )
 

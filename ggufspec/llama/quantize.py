@@ -46,7 +46,7 @@ def requantize(
     output = _NO_TYPE if output_type is None else _tensor_type(output_type, header)
     with whole_file(to) as file:
         given = str(header.paths[0]), os.fspath(file.name), str(number), str(output)
-        done = child.call(__name__, "quantize_file", *given, seconds=None)
+        done = child.call(__name__, "quantize_file", *given, is_limited=False)
         if done.returncode:
             said = done.stderr.decode(errors="replace").rstrip()
             raise ModelError(f"llama.cpp could not quantize {source} to {quantization}.\n{said}")

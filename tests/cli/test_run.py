@@ -350,7 +350,7 @@ def test_the_document_is_whole_and_adds_up(
     assert set(told) == {
         *("text", "tokens", "finish_reason", "n_prompt", "n_generated", "n_rounds", "n_drafted"),
         *("n_accepted", "acceptance", "mean_length", "mean_depth", "drafted_by_position"),
-        *("accepted_by_position", "seconds", "overhead", "tokens_per_second", "speedup"),
+        *("accepted_by_position", "seconds", "threads", "overhead", "tokens_per_second", "speedup"),
         *("notes", "advice", "n_expected", "n_rounds_without_draft", "n_prompt_reused"),
         *("settings", "versions"),
     }
