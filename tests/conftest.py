@@ -64,13 +64,15 @@ def _amx(_caches: Path) -> Iterator[None]:
 def _threads(_amx: None) -> Iterator[None]:
     """One thread by default where llama.cpp has threads of its own, which spin as they wait.
 
-    With more of them than cores, as xdist has them, a pass can take a second.
+    With more of them than cores, as xdist has them, a pass can take a second. The number does not
+    vary: tests that run beside each other would change the rounding of each other's texts.
     """
     from ggufspec.llama import context, devices
 
     with pytest.MonkeyPatch.context() as patch:
         if "OPENMP" not in str(devices.machine()["llama_cpp_build"]):
             patch.setattr(context, "n_threads_default", lambda: 1)
+        patch.setattr(context, "ThreadCount", lambda n_most: None)
         yield
 
 
