@@ -62,7 +62,8 @@ class PairProfile:
         """Let texts with a seed start from these measurements from now on.
 
         `measured` may cover fewer tokens and fewer texts per pass than this profile's costs.
-        `is_disturbed`: other programs have changed them: they are not stored, nor used otherwise.
+        `is_disturbed`: they are no measurements of an otherwise idle machine: they are not stored,
+        nor used otherwise.
         """
         costs = self.costs
         self._settled = measured.resized(costs.n_most, costs.n_sharers, n_per_step=costs.n_per_step)
@@ -103,14 +104,14 @@ class PairProfile:
     def to_document(self) -> dict[str, object]:
         """The profile as JSON, which `of_document` reads: its costs are those of all threads."""
         self.costs.use(0)
-        costs = self.costs if self.costs.n_measured(1) else self._settled or self.costs
-        settled: dict[str, object] = {}
+        costs: dict[str, object] = {}
+        if self.costs.n_measured(1):
+            costs["costs"] = self.costs.to_document()
         if self._settled:
-            settled["settled_costs"] = self._settled.to_document()
-            settled["is_settled_disturbed"] = self.is_settled_disturbed
+            costs["settled_costs"] = self._settled.to_document()
+            costs["is_settled_disturbed"] = self.is_settled_disturbed
         return {
-            **settled,
-            "costs": costs.to_document(),
+            **costs,
             "balances": self.account.balances,
             "acceptance": {
                 key: list(map(list, each)) for key, each in sorted(self._acceptance.items())
@@ -123,13 +124,15 @@ class PairProfile:
         costs, acceptance = document.get("costs"), document.get("acceptance", {})
         settled, balances = document.get("settled_costs"), document.get("balances")
         if not (
-            isinstance(costs, Mapping)
+            isinstance(costs, (Mapping, NoneType))
             and isinstance(settled, (Mapping, NoneType))
             and isinstance(acceptance, Mapping)
+            and (costs or settled)
         ):
-            raise ValueError("it needs the objects costs and acceptance")
+            raise ValueError("it needs the objects costs or settled_costs, and acceptance")
+        new = CostModel(like.n_most, like.n_sharers, like.start, like.n_per_step)
         profile = PairProfile(
-            CostModel.of_document(costs).resized_as(like),
+            new if costs is None else CostModel.of_document(costs).resized_as(like),
             {str(key): _acceptance(each) for key, each in acceptance.items()},
         )
         if settled is not None:
@@ -179,8 +182,9 @@ class StoredProfile:
         if self.facts is None or not profile.is_new:
             return
         document = {**profile.to_document(), "assumed_seconds": self.assumed}
-        document.pop("is_settled_disturbed", None)
-        if profile.is_settled_disturbed:
+        if "costs" not in document:
+            return  # all passes had fewer threads
+        if document.pop("is_settled_disturbed", False):
             del document["settled_costs"]
         known = self.recall(constants.MAX_STORED_SIZE)
         if known is not None and known.is_settled:

@@ -132,6 +132,7 @@ def test_disturbed_costs_serve_this_engine_and_are_not_stored() -> None:
     assert profile.policy(0.0, repeats=True, in_blocks=True).costs.n_measured(17) == 1
     assert not profile.costs.n_measured(1), "texts without a seed do not start from them"
     copied = PairProfile.of_document(profile.to_document(), CostModel(17))  # of another process
+    assert not copied.costs.n_measured(1)
     for _ in range(constants.N_PASSES_TO_REMEMBER):
         for each in (profile, copied):
             each.costs.observe_target(1, 0.5)
@@ -141,6 +142,18 @@ def test_disturbed_costs_serve_this_engine_and_are_not_stored() -> None:
         found = stored.recall(17)
         assert found is not None
         assert not found.is_settled
+
+
+def test_disturbed_costs_are_not_stored_where_all_passes_had_fewer_threads() -> None:
+    stored = StoredProfile({"about": "a test", "id": 6})
+    profile = stored.profile(17)
+    profile.settle(measured(17), is_disturbed=True)
+    profile.costs.use(1)
+    for _ in range(constants.N_PASSES_TO_REMEMBER):
+        profile.costs.observe_target(1, 0.5)
+    assert profile.is_new
+    stored.remember(profile)
+    assert stored.recall(17) is None
 
 
 def test_a_text_with_a_seed_drafts_beyond_what_calibration_measured() -> None:
