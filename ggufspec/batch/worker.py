@@ -52,7 +52,7 @@ def main() -> None:
     try:
         options = _options(task)
         engine = _load(task, options, tell)
-        profile = _profile(engine, task, tell)
+        profile = known_profile(engine, task, tell)
     except (GgufspecError, OSError, MemoryError) as error:
         send(refused=str(error) or type(error).__name__, kind=type(error).__name__)
         sys.exit(1)
@@ -145,13 +145,14 @@ def _load(task: Mapping[str, Any], options: CheckedOptions, progress: LoadProgre
     return engine
 
 
-def _profile(
+def known_profile(
     engine: Engine, task: Mapping[str, Any], progress: NamedProgress
 ) -> dict[str, object] | None:
     """The pair profile that all texts start from; None if the draft length does not depend on it.
 
     It is the same in every worker. It is stored without the number of threads, so later batches of
-    this pair on this machine use it too, with any number of workers.
+    this pair on this machine use it too, with any number of workers; not if other programs
+    disturbed its measurement.
     """
     if task["settings"]["n_draft"] != "auto" or task["settings"]["drafter"] == "none":
         return None
@@ -164,7 +165,9 @@ def _profile(
             with contextlib.suppress(ValueError):
                 return settle(engine.pair, profile)
     profile = settle(engine.pair, progress=progress)
-    profile_store.remember(key, profile)
+    measured = engine.pair.profile, engine.pair.profile_of_draft
+    if not any(each.is_settled_disturbed for each in measured):
+        profile_store.remember(key, profile)
     return profile
 
 
