@@ -83,7 +83,7 @@ def _quiet(_amx: None) -> Iterator[None]:
     from ggufspec.llama import attention, kernel_choice
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, kernel_choice):
+        for module in (attention, kernel_choice, calibration):
             patch.setattr(module, "is_busy", lambda n_threads: False)
         for module in (attention, kernel_choice, calibration):
             patch.setattr(module, "were_disturbed", lambda began, n_threads: False)

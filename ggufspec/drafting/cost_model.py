@@ -71,6 +71,12 @@ class CostModel(_native.CostModel):
     def resized_as(self, other: CostModel) -> CostModel:
         return self.resized(other.n_most, other.n_sharers, other.start, other.n_per_step)
 
+    def as_measured(self) -> CostModel:
+        """A copy in which the expected seconds of all sizes, and of drafting, count as measured."""
+        made = CostModel(self.n_most, self.n_sharers, n_per_step=self.n_per_step)
+        made.restore(dict(enumerate(self.curve, 1)), self.plain_measured, self.step, self.read)
+        return made
+
     def to_document(self) -> dict[str, object]:
         """The measurements as JSON, which `of_document` reads."""
         return {

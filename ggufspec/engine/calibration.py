@@ -16,13 +16,15 @@ from ggufspec.decoding.loop import speculate
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Ask, Round, Scored
+from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.drafting.strategies import Materials, make
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import DraftSession, Slot
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
-from ggufspec.llama.cpu_use import cpu_use, were_disturbed
+from ggufspec.llama.cpu_use import cpu_use, is_busy, were_disturbed
+from ggufspec.llama.log import logger
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import DraftTimes, measured
 from ggufspec.llama.vocab_map import filler_tokens
@@ -31,11 +33,18 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are meas
 DEPTH, N_ROUNDS, N_DRAFTED = 32, 6, 3  # of the text whose rounds are measured
 N_READ, N_READINGS = 16, 2  # tokens that a draft model reads in one batch
 LEAST_DEPTH, MOST_TOKENS = 2, 512  # an EAGLE-3 head needs two tokens to draft from
+_SECONDS = 0.25  # of measuring, after which other programs' use of the processor is certain
+
+
+class _Disturbed(Exception):
+    """Other programs use the processor: passes take up to 20 times as long, each another factor."""
 
 
 def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
     """Measure the pair, unless its profile is already settled; seeds then repeat their texts.
 
+    Beside busy programs, this ends early: texts with a seed in this engine then start from the
+    costs known so far (of a new pair: assumed ones), and nothing is stored.
     `progress` is called with ("costs" or "draft costs", done, total). Raises DecodeError,
     ClosedError.
     """
@@ -96,20 +105,50 @@ def _measure(
     role: int,
     progress: NamedProgress | None,
 ) -> None:
-    """Measure `context` and its draft, whose sessions in a slot have the places `role`, role + 1.
+    """Settle the profile of `context`: see calibrate and _costs."""
+    if profile.is_settled:  # checked with the lock held: another thread may have measured
+        return
+    slot = _spare(pair)
+    try:
+        costs, is_disturbed = _costs(pair, slot, profile.costs, context, role, progress), False
+    except _Disturbed:
+        logger.warning(
+            "ggufspec: other programs use the processor, so costs of drafting are not measured: "
+            "texts with a seed start from those known so far, and a later load measures them"
+        )
+        costs, is_disturbed = profile.costs.as_measured(), True
+    slot.forget()
+    profile.settle(costs, is_disturbed=is_disturbed)
+    end_threads()  # `serve` calibrates in another thread than it writes texts
+
+
+def _costs(
+    pair: Pair,
+    slot: Slot,
+    known: CostModel,
+    context: Context,
+    role: int,
+    progress: NamedProgress | None,
+) -> CostModel:
+    """Measure `context` and its draft, whose sessions in `slot` have the places `role`, role + 1.
 
     Passes of many sizes first, then rounds of a text, as a drafter runs them.
     """
-    if profile.is_settled:  # checked with the lock held: another thread may have measured
-        return
-    slot, known = _spare(pair), profile.costs
     target, draft = (*slot.sessions, None)[role : role + 2]
     assert target is not None
-    tell = progress or (lambda what, done, of: None)
+    if is_busy(context.n_threads):
+        raise _Disturbed
+    began = cpu_use()
+
+    def tell(what: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(what, done, total)
+        if perf_counter() - began.at > _SECONDS and were_disturbed(began, context.n_threads):
+            raise _Disturbed
+
     of_draft = partial(tell, "draft costs")
     of_passes = of_draft if role else partial(tell, "costs")
     of_passes(0, 1)
-    began = cpu_use()
     costs = measured(
         context,
         [size for size in SIZES if size <= min(known.n_most, context.n_ctx)],
@@ -127,9 +166,9 @@ def _measure(
         fastest = [min(found, key=_per_step) for found in (rounds, readings) if found]
         for each in fastest:  # others may have been disturbed
             costs.observe_draft(each.n, each.seconds, each.n_further)
-    slot.forget()
-    profile.settle(costs, is_disturbed=were_disturbed(began, context.n_threads))
-    end_threads()  # `serve` calibrates in another thread than it writes texts
+    if were_disturbed(began, context.n_threads):
+        raise _Disturbed
+    return costs
 
 
 def time_head(

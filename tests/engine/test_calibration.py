@@ -13,6 +13,7 @@ import pytest
 import tiny
 
 import ggufspec
+from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine import calibration
 from ggufspec.engine.engine import Engine
@@ -139,6 +140,31 @@ def test_engines_that_share_a_profile_write_the_same(tmp_path: Path, engine: Eng
     assert texts[0] == texts[1]
     with pytest.raises(ValueError, match="costs"):
         calibration.settle(engine.pair, {"costs": 3})
+
+
+@pytest.mark.parametrize("when", ["is_busy", "were_disturbed"])
+def test_beside_busy_programs_seeds_start_from_assumed_costs_which_are_not_stored(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(calibration, when, lambda *_: True)
+    target = tiny.write_llama(tmp_path / "target.gguf")
+    draft = tiny.write_llama(tmp_path / "draft.gguf", perturb=0.1)
+    how: Any = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off"}
+    with ggufspec.load(target, draft, **how) as engine:
+        assumed = [*engine.pair.profile.costs.curve]
+        texts = []
+        for _ in range(2):
+            texts.append(engine.generate("hello", seed=1, **SAMPLED).tokens)
+            engine.generate("something else", **SAMPLED)
+        policy = engine.pair.profile.policy(1.0, repeats=True, in_blocks=True)
+        assert policy.costs.curve == pytest.approx(assumed)
+    assert texts[0] == texts[1]
+    assert "a later load measures them" in caplog.messages[-1]
+    assert not [each for each in profile_store.records() if "settled_costs" in each.document]
+    monkeypatch.undo()
+    with ggufspec.load(target, draft, **how) as engine:
+        engine.generate("hello", seed=1, **SAMPLED)
+    assert [each for each in profile_store.records() if "settled_costs" in each.document]
 
 
 @pytest.mark.parametrize("kind", ["dflash", "eagle3"])
