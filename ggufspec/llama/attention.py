@@ -19,6 +19,7 @@ from ggufspec.llama.context_options import FLASH_ATTENTION, ContextOptions
 from ggufspec.llama.cpu_use import cpu_use, is_busy, were_disturbed
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.kernel_choice import is_disturbed, measuring
+from ggufspec.llama.log import logger
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key
 from ggufspec.llama.threadpool import ThreadPools
@@ -142,6 +143,10 @@ def known_attention(
             if _recall(facts, len(models), n_sizes) is None:
                 measured = _undisturbed(models, text.deepest)
                 if measured is None:
+                    logger.warning(
+                        "ggufspec: other programs use the processor, so flash attention is not "
+                        "measured: llama.cpp decides, and a later load measures it"
+                    )
                     return Attention()
                 profile_store.remember(facts, {"seconds": measured})
     times = _recall(facts, len(models), n_sizes)

@@ -126,11 +126,15 @@ def load(
             sizes, began = (*SIZES, PROMPT) if placed.devices else SIZES, cpu_use()
             pointer, choice = _measure(load_file, offer, sizes, phases, began)
             times = [each.values() for each in (choice.llama_cpp, choice.ggufspec) if each]
-            is_kept = len(times) == 2 and not (
-                were_disturbed(began, devices.n_threads_default()) or any(map(is_disturbed, times))
-            )
-            if pointer is not None and is_kept:
-                profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
+            if pointer is None or len(times) < 2:
+                return pointer, choice
+            if were_disturbed(began, devices.n_threads_default()) or any(map(is_disturbed, times)):
+                logger.warning(
+                    "ggufspec: other programs have disturbed this, so the choice is not stored: "
+                    "a later load measures again"
+                )
+                return pointer, choice
+            profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
             return pointer, choice
     # Another process has measured it.
     return load(path, load_file, placed, writes=writes, phases=phases)

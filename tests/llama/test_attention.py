@@ -335,7 +335,10 @@ def test_times_that_other_programs_disturbed_are_not_kept(target: Path, timer: T
 
 
 def test_nothing_is_measured_beside_a_busy_program(
-    target: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+    target: Path,
+    timer: Timer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A real one for each processor; without it, the next load measures."""
     if cpu_use.cpu_use().idle is None:
@@ -354,6 +357,7 @@ def test_nothing_is_measured_beside_a_busy_program(
                 program.kill()
                 program.wait()
     assert (timer.asked, [*profile_store.records()]) == (0, [])
+    assert "flash attention is not measured" in caplog.messages[-1]
     assert (setting_of(target), timer.asked) == ("off", 1)
 
 
