@@ -195,8 +195,11 @@ def _sizes(deepest: int) -> Sequence[int]:
 
 
 def _undisturbed(models: Sequence[Model], deepest: int) -> Sequence[Times] | None:
-    """What `_measure` returns; None if other programs disturb it."""
-    n_threads = n_threads_default()
+    """What `_measure` returns; None if other programs disturb it.
+
+    Passes are too slow only if they are so twice: a short load can be the reason.
+    """
+    n_threads, n_slow = n_threads_default(), 0
     for _ in range(_N_ATTEMPTS):
         if is_busy(n_threads):
             return None
@@ -205,9 +208,10 @@ def _undisturbed(models: Sequence[Model], deepest: int) -> Sequence[Times] | Non
         if were_disturbed(began, n_threads):
             return None
         of_depths = (seconds for times in measured for of in times.values() for seconds in of)
-        if not any(map(is_disturbed, of_depths)):
+        if measured and not any(map(is_disturbed, of_depths)):
             return measured
-    return None
+        n_slow += not measured
+    return () if n_slow == _N_ATTEMPTS else None
 
 
 def _measure(models: Sequence[Model], deepest: int) -> Sequence[Times]:

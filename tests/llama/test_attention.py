@@ -241,7 +241,16 @@ def test_the_default_is_remembered_too(target: Path, timer: Timer) -> None:
     timer.answer = None
     other = tiny.write_llama(target.with_name("other.gguf"), seed=1)
     assert setting_of(other) == setting_of(other) == "auto"
-    assert timer.asked == 2, "what could not be measured in time is not tried again"
+    assert timer.asked == 3, "what could not be measured in time twice is not tried again"
+
+
+def test_passes_that_were_too_slow_once_are_timed_again(
+    target: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs may have used the processor for a moment."""
+    answers = iter([None, timer.answer])
+    monkeypatch.setattr(attention, "time_passes", lambda *_: next(answers))
+    assert setting_of(target) == "off"
 
 
 def test_given_values_are_kept_and_nothing_is_measured(target: Path, timer: Timer) -> None:
