@@ -85,7 +85,6 @@ def _quiet(_amx: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (attention, kernel_choice, calibration):
             patch.setattr(module, "is_busy", lambda n_threads: False)
-        for module in (attention, kernel_choice, calibration):
             patch.setattr(module, "were_disturbed", lambda began, n_threads: False)
         yield
 
