@@ -51,10 +51,12 @@ def _amx(_caches: Path) -> Iterator[None]:
     """Whether AMX works is tried once, not by each process; llama_cpp.Llama crashes if not, too.
 
     Our own kernels are used wherever there are some: nothing is tried or measured at each load.
+    What is measured, is measured beside other tests.
     """
-    from ggufspec.llama import kernels
+    from ggufspec.llama import cpu_use, kernels
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(cpu_use.VARIABLE, "always")
         patch.setenv(kernels.VARIABLE, os.environ.get(kernels.VARIABLE, "on"))
         patch.setenv(kernels.AMX_VARIABLE, "off" if kernels.leave_out_broken_amx() else "on")
         yield
@@ -73,19 +75,6 @@ def _threads(_amx: None) -> Iterator[None]:
         if "OPENMP" not in str(devices.machine()["llama_cpp_build"]):
             patch.setattr(context, "n_threads_default", lambda: 1)
         patch.setattr(context, "ThreadCount", lambda n_most: None)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quiet(_amx: None) -> Iterator[None]:
-    """What is measured counts as undisturbed: tests run beside each other."""
-    from ggufspec.engine import calibration
-    from ggufspec.llama import attention, kernel_choice
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, kernel_choice, calibration):
-            patch.setattr(module, "is_busy", lambda n_threads: False)
-            patch.setattr(module, "were_disturbed", lambda began, n_threads: False)
         yield
 
 

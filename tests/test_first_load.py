@@ -20,15 +20,6 @@ from ggufspec import standin
 from ggufspec.drafting import profile_store
 from ggufspec.llama import kernels
 
-# Other tests and processes run beside these loads, which then would measure nothing.
-QUIET = """
-from ggufspec.engine import calibration
-from ggufspec.llama import attention, kernel_choice
-
-for module in (calibration, attention, kernel_choice):
-    module.is_busy = lambda n_threads: False
-    module.were_disturbed = lambda began, n_threads: False
-"""
 PROGRAM = """
 import json, logging, sys
 from time import perf_counter
@@ -101,7 +92,7 @@ class Pair:
         for name in (kernels.VARIABLE, kernels.AMX_VARIABLE):
             env.pop(name, None)
         return subprocess.Popen(
-            [sys.executable, "-c", QUIET + program, *self.files],
+            [sys.executable, "-c", program, *self.files],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from ggufspec.llama.devices import n_logical_cores
 
+VARIABLE = "GGUFSPEC_MEASURE"  # "always": also beside other programs, or "auto"
+
 _STAT = Path("/proc/stat")
 _IDLE = slice(4, 6)  # columns of a line: idle, and waiting for a disk; the first is the CPU's name
 
@@ -84,7 +86,7 @@ def _n_own_running(tasks: Path) -> int:
 
 def were_disturbed(began: CpuUse, n_threads: int) -> bool:
     """Whether passes with `n_threads` since then were disturbed; False where unknown."""
-    return cpu_use().is_disturbed(began, n_threads)
+    return not _measures_always() and cpu_use().is_disturbed(began, n_threads)
 
 
 def is_busy(n_threads: int) -> bool:
@@ -93,7 +95,11 @@ def is_busy(n_threads: int) -> bool:
     Takes 0.1 s if other programs run, otherwise no time.
     """
     before = cpu_use()
-    if not before.n_running:
+    if _measures_always() or not before.n_running:
         return False
     sleep(_SECONDS)
     return were_disturbed(before, n_threads)
+
+
+def _measures_always() -> bool:
+    return os.environ.get(VARIABLE) == "always"

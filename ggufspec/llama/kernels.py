@@ -20,7 +20,7 @@ from ggufspec import _native
 from ggufspec.common import child
 from ggufspec.drafting import profile_store
 from ggufspec.errors import OptionError
-from ggufspec.llama import IS_FIRST, devices
+from ggufspec.llama import IS_FIRST, cpu_use, devices
 from ggufspec.llama.devices import POINTER, TEXT
 from ggufspec.llama.log import logger
 
@@ -64,6 +64,7 @@ def check_variables() -> None:
     for name, values in {
         VARIABLE: ("on", "off", *_native.kernel_instructions()),
         AMX_VARIABLE: ("on", "off"),
+        cpu_use.VARIABLE: ("auto", "always"),
         INSTRUCTIONS_VARIABLE: ("baseline", "x86-64-v3", "x86-64-v4"),
     }.items():
         if (value := environ.get(name)) and value not in values:

@@ -52,6 +52,7 @@ def test_a_seed_of_minus_1_is_a_random_one(run: Command, target: Path) -> None:
     [
         ("GGUFSPEC_KERNELS", "on, off"),
         ("GGUFSPEC_AMX", "on, off"),
+        ("GGUFSPEC_MEASURE", "auto, always"),
         ("GGUFSPEC_INSTRUCTIONS", "baseline"),
     ],
 )

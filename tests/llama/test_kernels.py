@@ -23,13 +23,10 @@ pytestmark = pytest.mark.skipif(
 PASSES = """
     import sys
     import numpy as np
-    from ggufspec.llama import kernel_choice, kernels
+    from ggufspec.llama import kernels
     from ggufspec.llama.context import Context
     from ggufspec.llama.context_options import ContextOptions
     from ggufspec.llama.model import Model
-
-    kernel_choice.is_busy = lambda n_threads: False  # other tests run beside this
-    kernel_choice.were_disturbed = lambda began, n_threads: False
 
     def logits(path, n, n_threads=2, mmap=True):
         model = Model(path, mmap=mmap)
