@@ -172,7 +172,8 @@ std::vector<double> CostModel::interpolated() const {
     const std::vector<double> & at = positions_;
     std::vector<std::pair<size_t, double>> known;  // (tokens, seconds)
     for (const auto & [n, size] : known_.sizes) {
-        if (n < at.size()) known.emplace_back(n, known_.scale * size.seconds * discount(known_.n_passes - size.at, size.n_measured));
+        if (n < at.size())
+            known.emplace_back(n, known_.scale * size.seconds * discount(known_.n_passes - size.at, size.n_measured));
     }
     if (known.empty()) known.emplace_back(1, 1);
     const auto [first, first_seconds] = known.front();
