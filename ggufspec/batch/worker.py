@@ -156,8 +156,7 @@ def known_profile(
     """
     if task["settings"]["n_draft"] != "auto" or task["settings"]["drafter"] == "none":
         return None
-    below = engine.pair.draft_of_draft
-    about = profile_key(engine.pair.target, engine.pair.draft, below and below.context)
+    about = profile_key(engine.pair.target, engine.pair.draft)
     key = {name: each for name, each in about.items() if name not in _THREADS}
     key |= {"about": "batch", "n_draft_max": engine.n_draft_max}
     for profile in (task["profile"], profile_store.recall(key)):
@@ -165,8 +164,7 @@ def known_profile(
             with contextlib.suppress(ValueError):
                 return settle(engine.pair, profile)
     profile = settle(engine.pair, progress=progress)
-    measured = engine.pair.profile, engine.pair.profile_of_draft
-    if not any(each.is_settled_disturbed for each in measured):
+    if not engine.pair.profile.is_settled_disturbed:
         profile_store.remember(key, profile)
     return profile
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     "pair",
     shared.target_option(),
     shared.draft_option(required=True),
-    shared.draft_of_draft_option,
     shared.offline_option,
     make=PairOptions,
 )

@@ -50,16 +50,10 @@ class PairOptions:
     offline: bool
     size: str = defaults.DEMO_SIZE
     cache_dir: Path | None = None
-    draft_of_draft: str | None = None
 
     def load_settings(self, n_draft: int | str = defaults.N_DRAFT) -> dict[str, Any]:
-        """Arguments of `load`: room for drafts of that length, the file of the draft's draft."""
-        found: dict[str, Any] = {} if isinstance(n_draft, str) else {"n_draft_max": n_draft}
-        if self.draft_of_draft is not None and self.draft is None:
-            raise click.UsageError("--draft-of-draft needs --draft: name the model it drafts for")
-        if self.draft_of_draft is not None:
-            found["draft_of_draft"] = find_model(self.draft_of_draft, offline=self.offline)
-        return found
+        """Arguments of `load`: room for drafts of that length."""
+        return {} if isinstance(n_draft, str) else {"n_draft_max": n_draft}
 
     def check(self) -> None:
         """Raise UsageError for a draft without a target."""

@@ -23,7 +23,7 @@ from ggufspec.models.gguf_file import DENSE, EXPERTS
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import is_head
-from ggufspec.models.named_shape import adapted_shape, shape_of_name, shapes_of_pair
+from ggufspec.models.named_shape import adapted_shape, shapes_of_pair
 from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
@@ -58,7 +58,6 @@ def _bandwidth(value: str) -> int:
 @click.command(name="plan", cls=shared.SectionedCommand)
 @shared.target_option()
 @shared.draft_option()
-@shared.draft_of_draft_option
 @gathered(
     "hardware",
     option(
@@ -106,7 +105,6 @@ def _bandwidth(value: str) -> int:
 def command(
     target: str,
     draft: str | None,
-    draft_of_draft: str | None,
     hardware: dict[str, Any],
     wished: dict[str, Any],
     adapters: dict[str, tuple[tuple[str, float], ...]],
@@ -139,15 +137,6 @@ def command(
             raise click.UsageError("--lora-draft needs a draft model, and the draft is a head")
         shape_draft = adapted_shape(draft, adapters_of("--lora-draft", adapters["lora_draft"]))
     shapes = {"target": shape, "draft": shape_draft}
-    if draft_of_draft is not None:
-        if not writes_text:
-            raise click.UsageError("--draft-of-draft needs a draft model: name it with --draft")
-        if _is_head(draft_of_draft):
-            raise click.UsageError(
-                f"{draft_of_draft} is a draft head; --draft-of-draft must be a model that can "
-                "write text by itself"
-            )
-        shapes["draft of the draft"] = shape_of_name(draft_of_draft)
     if shape_draft and abs(shape.n_vocab - shape_draft.n_vocab) > MAX_PADDING:
         render.note(
             f"the target has {shape.n_vocab:,} tokens, the draft {shape_draft.n_vocab:,}: it "
@@ -160,7 +149,7 @@ def command(
         "n_ctx_draft": wished["n_ctx_draft"] or 0,
         "n_draft": None if isinstance(n_draft, str) else n_draft,
     }
-    wishes = PlacementOptions(**wished, draft_of_draft=shapes.get("draft of the draft"))
+    wishes = PlacementOptions(**wished)
     plans = alternatives(shape, shape_draft, machine, wishes)
     if as_json:
         document: dict[str, Any] = {

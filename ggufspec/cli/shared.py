@@ -17,7 +17,7 @@ from ggufspec.decoding.sampling_options import NUMBERS
 # not listed goes into the last section.
 _SECTIONS: Final = {
     "Options": "preset target draft prompt prompt_file output vram port vocab layers type_ texts",
-    "Models": "draft_of_draft lora lora_draft offline size cache_dir alias",
+    "Models": "lora lora_draft offline size cache_dir alias",
     "Prompt": "n_prompts limit chat system chat_template",
     "Drafting": "n_draft lengths tree trees drafter prediction draft_texts n_remembered drafters "
     "verify rules draft_temperature acceptance",
@@ -86,13 +86,6 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
     )
 
 
-draft_of_draft_option = option(
-    "--draft-of-draft",
-    "Draft of the draft: an even smaller model that drafts the draft's tokens. With --drafter "
-    "auto, it is used when that is faster.",
-    metavar="MODEL",
-)
-
 LOOKUP = "without a draft, only n-gram lookup drafts"
 SEVERAL = "several drafts (a.gguf,b.gguf) are measured one after the other, and ranked"
 
@@ -117,14 +110,13 @@ def pair_of(*options: Option) -> Callable[[Command], Command]:
     return gathered("pair", *options, make=PairOptions)
 
 
-pair_options = pair_of(target_option(), draft_option(LOOKUP), draft_of_draft_option, offline_option)
+pair_options = pair_of(target_option(), draft_option(LOOKUP), offline_option)
 
 
 def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Command]:
     """The options of a pair; without a target, the embedded pair. `without`: see draft_option."""
-    drafts = (draft_option(without), draft_of_draft_option)
     embedded = (size_option, cache_dir_option)
-    return pair_of(target_option(required=False), *drafts, offline_option, *embedded)
+    return pair_of(target_option(required=False), draft_option(without), offline_option, *embedded)
 
 
 DRAFT_LENGTH = OrWord(click.IntRange(1, defaults.N_DRAFT_LIMIT))
@@ -150,11 +142,11 @@ DRAFTING = (
     ),
     option(
         "--drafter",
-        "Drafting strategy: model, staged (the model, with its own tokens drafted by "
-        "--draft-of-draft, else by lookup), ngram (lookup in the text so far, without a model), "
+        "Drafting strategy: model, staged (the model, with its own tokens drafted by lookup), "
+        "ngram (lookup in the text so far, without a model), "
         "auto (picks the faster one each round), forced (only tokens that a constraint leaves no "
         "alternative to; the others draft them, too) or none.  [default: auto; if --draft-n is a "
-        "number: model, or staged with --draft-of-draft]",
+        "number: model]",
     ),
     option(
         "--verify",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 Progress = Callable[[int, int], None]  # (n_done, n_total), in units of the work
 NamedProgress = Callable[[str, int, int], None]  # (name of the step, n_done, n_total)
-# What is done, and its share up to 1: "kernels" (tried), "target", "draft", "draft of the draft"
+# What is done, and its share up to 1: "kernels" (tried), "target", "draft"
 # (loaded, and its kernels measured), "contexts" (made, and attention measured), "draft texts".
 LoadProgress = Callable[[str, float], None]
 Share = Callable[[float], None]  # the share of the work that is done, up to 1

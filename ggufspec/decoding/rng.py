@@ -15,13 +15,9 @@ _N_AHEAD = 4096
 Stream = Callable[[int], Uniforms]  # stream(n) returns n fresh uniforms
 
 
-def uniform_streams(seed: int, *, first: int = 0) -> tuple[Stream, Stream]:
-    """Two independent streams of uniforms in [0, 1): for verification, and for the draft.
-
-    `first`: number of streams of this seed to skip, such as 2 for the draft's own draft.
-    """
-    parts = SeedSequence(seed).spawn(first + 2)
-    return _drawn_ahead(default_rng(parts[first])), _drawn_ahead(default_rng(parts[first + 1]))
+def uniform_streams(seed: int, n: int = 2) -> list[Stream]:
+    """Independent streams of uniforms in [0, 1): for verification, the draft, and so on."""
+    return [_drawn_ahead(default_rng(part)) for part in SeedSequence(seed).spawn(n)]
 
 
 def by_position(stream: Stream, tokens: Sized) -> Stream:

@@ -1,4 +1,4 @@
-"""Generates a draft model's tokens by speculative decoding, with a second, smaller draft.
+"""Generates a draft model's tokens by speculative decoding, with drafts from n-grams.
 
 Chen et al., https://arxiv.org/abs/2312.11462; Spector and Re, https://arxiv.org/abs/2308.04623
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ggufspec.decoding.loop import Steps, speculate
 from ggufspec.decoding.sampling import Rows, Sampling, as_rows
 from ggufspec.decoding.types import Ask, Draft, Probs, Round, Scored, Session, Uniforms, Verdict
-from ggufspec.drafting.strategies import Stage, make
+from ggufspec.drafting.strategies import Stage, ngram
 from ggufspec.errors import DecodeError
 
 
@@ -42,7 +42,7 @@ class Bursts:
     def __init__(self, session: Session, stage: Stage) -> None:
         self._session = session
         self._stage = stage
-        self._drafter = make(stage.drafter, stage.materials)
+        self._drafter = ngram.make(stage.materials)
         self._steps: Steps | None = None
         self._judged: list[tuple[Draft, Rows, Verdict]] = []  # by the last round
         self._n_drafted = self._n_accepted = 0

@@ -50,19 +50,19 @@ def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
     """
     heard = pair.lock.callback(progress)
     with pair.lock.held():
-        _measure(pair, pair.profile, pair.target, 0, heard)
+        _measure(pair, pair.profile, pair.target, heard)
 
 
 def calibrate_draft(pair: Pair, progress: NamedProgress | None = None) -> None:
-    """Measure the draft with its own draft as `calibrate` measures the pair."""
+    """Measure the draft's passes, which staged drafts depend on, as `calibrate` does the pair's."""
     assert pair.draft is not None
     heard = pair.lock.callback(progress)
     with pair.lock.held():
-        _measure(pair, pair.profile_of_draft, pair.draft, 1, heard)
+        _measure(pair, pair.profile_of_draft, pair.draft, heard)
 
 
 def calibrate_all(pair: Pair, progress: NamedProgress | None = None) -> None:
-    """Measure the pair, and the draft with its own draft; `progress`: see calibrate."""
+    """Measure the pair, and the passes of its draft; `progress`: see calibrate."""
     calibrate(pair, progress)
     if pair.draft is not None and pair.head is None:
         calibrate_draft(pair, progress)
@@ -83,17 +83,9 @@ def settle(
     if known is None:
         calibrate(pair, progress)
         known = pair.profile.to_document()
-        if pair.draft_of_draft is not None:
-            calibrate_draft(pair, progress)
-            known["of_draft"] = pair.profile_of_draft.to_document()
     profile = PairProfile.of_document(known, pair.profile.costs)
-    of_draft = known.get("of_draft", {})
     with pair.lock.held():
         pair.profile = profile
-        if pair.draft_of_draft is not None:
-            assert isinstance(of_draft, Mapping)
-            costs = pair.profile_of_draft.costs
-            pair.profile_of_draft = PairProfile.of_document(of_draft, costs)
         pair.repeats_greedy_texts = True
     return dict(known)
 
@@ -102,7 +94,6 @@ def _measure(
     pair: Pair,
     profile: PairProfile,
     context: Context,
-    role: int,
     progress: NamedProgress | None,
 ) -> None:
     """Settle the profile of `context`: see calibrate and _costs."""
@@ -110,7 +101,7 @@ def _measure(
         return
     slot = _spare(pair)
     try:
-        costs, is_disturbed = _costs(pair, slot, profile.costs, context, role, progress), False
+        costs, is_disturbed = _costs(pair, slot, profile.costs, context, progress), False
     except _Disturbed:
         logger.warning(
             "ggufspec: other programs use the processor, so costs of drafting are not measured: "
@@ -127,15 +118,13 @@ def _costs(
     slot: Slot,
     known: CostModel,
     context: Context,
-    role: int,
     progress: NamedProgress | None,
 ) -> CostModel:
-    """Measure `context` and its draft, whose sessions in `slot` have the places `role`, role + 1.
+    """Measure `context`, which is the target's or the draft's.
 
-    Passes of many sizes first, then rounds of a text, as a drafter runs them.
+    Passes of many sizes first; for the target also rounds of a text, as a drafter runs them.
     """
-    target, draft = (*slot.sessions, None)[role : role + 2]
-    assert target is not None
+    draft = slot.draft if context is pair.target else None
     if is_busy(context.n_threads):
         raise _Disturbed
     began = cpu_use()
@@ -147,7 +136,7 @@ def _costs(
             raise _Disturbed
 
     of_draft = partial(tell, "draft costs")
-    of_passes = of_draft if role else partial(tell, "costs")
+    of_passes = partial(tell, "costs") if context is pair.target else of_draft
     of_passes(0, 1)
     costs = measured(
         context,
@@ -162,7 +151,7 @@ def _costs(
         filler = filler_tokens(pair.vocab, min(context.n_ctx, MOST_TOKENS))
         n_draft = min(N_DRAFTED, costs.n_most - 1)
         how = DEPTH, N_ROUNDS, n_draft, costs.n_per_step, of_draft
-        rounds, readings = _drafts(target, draft, filler, *how)
+        rounds, readings = _drafts(slot.target, draft, filler, *how)
         fastest = [min(found, key=_per_step) for found in (rounds, readings) if found]
         for each in fastest:  # others may have been disturbed
             costs.observe_draft(each.n, each.seconds, each.n_further)

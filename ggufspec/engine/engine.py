@@ -291,9 +291,7 @@ class Engine:
     def notes(self) -> list[str]:
         """What the user should read after loading, in lines."""
         mapped = self.pair.vocab_map and self.pair.vocab_map.note
-        below = self.pair.draft_of_draft and self.pair.draft_of_draft.vocab_map
-        mapped_below = below and below.note.replace("the draft", "the draft of the draft")
-        lines = [self.placement, mapped, mapped_below, self.warning, self._threads_warning]
+        lines = [self.placement, mapped, self.warning, self._threads_warning]
         if self.pair.stored_profile.facts and (obstacle := profile_store.obstacle()):
             lines.append(
                 f"measurements cannot be stored in {obstacle}. Each process measures this pair "

@@ -18,7 +18,7 @@ from ggufspec.llama.devices import buffer_types, free_memory, gpus
 from ggufspec.models.adapters import Adapters, with_adapters
 from ggufspec.models.head_facts import HeadFacts
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.heads import DraftFile, check_model, is_head
+from ggufspec.models.heads import DraftFile, check_model
 from ggufspec.models.key_overrides import NO_ROPE, KeyOverrides, Rope, with_key_overrides
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of, with_kept
 from ggufspec.placement.memory import n_rollback
@@ -56,7 +56,6 @@ class LoadOptions:
 
     target: Path
     draft: DraftFile | None = None
-    draft_of_draft: Path | None = None
     n_ctx: int | None = None
     n_ctx_usual: int | None = defaults.N_CTX  # upper bound if n_ctx is None; None: what fits
     n_ctx_draft: int | None = None
@@ -137,7 +136,6 @@ class Fit:
             raise OptionError(
                 "lora_draft (--lora-draft) needs a draft model: name one with draft= (--draft)"
             )
-        self._draft_of_draft = self._shape_below(options)
         if options.exact and self.head is not None:
             raise OptionError(
                 "exact (--exact) does not work with a draft head, which reads states of the target "
@@ -162,24 +160,6 @@ class Fit:
             raise OptionError(
                 f"there is no GPU {options.main_gpu}; llama.cpp {advice} (main_gpu, -mg)"
             )
-
-    def _shape_below(self, options: LoadOptions) -> ModelShape | None:
-        """The shape of the draft of the draft. Raises OptionError where there can be none."""
-        if options.draft_of_draft is None:
-            return None
-        if self._draft is None or self.head is not None:
-            found = "no draft is given" if self._draft is None else "the draft is a head"
-            raise OptionError(
-                f"draft_of_draft (--draft-of-draft) drafts for a draft model, but {found}; name "
-                "one with draft= (--draft), or leave draft_of_draft out"
-            )
-        header = read_header(options.draft_of_draft)
-        if is_head(header):
-            raise OptionError(
-                f"{options.draft_of_draft} is a draft head; draft_of_draft (--draft-of-draft) must "
-                "be a model that can write text by itself"
-            )
-        return shape_of(header)
 
     def _changed_draft(self, options: LoadOptions) -> ModelShape:
         """The shape of the draft with its adapters and overrides, which a head cannot have.
@@ -259,16 +239,12 @@ class Fit:
         return not self._gpus or times.copying_pays(n_batch)
 
     def predicted(self, n_gpu_layers: Sequence[int], used: LoadOptions, n_most: int) -> Predicted:
-        """Predicted costs of a model and its draft, for passes of up to `n_most` tokens.
+        """Predicted costs of the pair, or of the draft alone, for passes of up to `n_most` tokens.
 
-        n_gpu_layers: of the model and of all below it, down to the draft of the draft. used: the
-        options that they were loaded with.
+        n_gpu_layers: of target and draft, or of the draft alone. used: the options that they were
+        loaded with.
         """
-        shapes = [
-            (self._target, used.n_cpu_ffn),
-            (self._draft, used.n_cpu_ffn_draft),
-            (self._draft_of_draft, 0),
-        ]
+        shapes = [(self._target, used.n_cpu_ffn), (self._draft, used.n_cpu_ffn_draft)]
         known = [(shape, kept or 0) for shape, kept in shapes if shape][-len(n_gpu_layers) :]
         of, *drafts = (
             PlacedShape(shape, n, kept)
@@ -308,7 +284,6 @@ class Fit:
             n_slots=options.n_slots,
             n_draft_max=options.n_draft_max,
             n_checkpoints=options.ctx_checkpoints,
-            draft_of_draft=self._draft_of_draft,
         )
 
     def _planned(self, machine: Machine) -> LoadOptions:

@@ -80,14 +80,9 @@ class Generation:
         self._all_tokens = array("i", tokens)  # prompt, text, and the token that ended it
         self._n_reused = 0  # prompt tokens whose cells the target already had
         self._lease = SlotLease(pair.slots)
-        below = pair.draft_of_draft
-        drafter_name = options.drafter_name(
-            has_draft=pair.draft is not None, has_draft_of_draft=below is not None
-        )
+        drafter_name = options.drafter_name(has_draft=pair.draft is not None)
         self._has_model = pair.draft is not None and drafters.uses_model(drafter_name)
-        self._has_third_model = below is not None and drafters.uses_stage(drafter_name)
-        can_stage = pair.draft is not None and pair.head is None
-        self._has_stage = self._has_third_model or (can_stage and drafter_name == "staged")
+        self._has_stage = drafter_name == "staged" and pair.draft is not None and pair.head is None
         self._temperature = options.sampling.effective_temperature
         self.repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
         self._progress = options.progress if progress is None else progress
@@ -104,7 +99,7 @@ class Generation:
                 if self.repeats:
                     calibrate_draft(pair, self._progress)
                 self._policy_of_draft = pair.profile_of_draft.policy(
-                    self._temperature, has_model=self._has_third_model, **how
+                    self._temperature, has_model=False, **how
                 )
         self._heard = self.lock.callback(self._progress)
         self.reading = Reading(pair, tokens, self._heard, is_all=options.max_tokens == 0)
@@ -308,20 +303,16 @@ class Generation:
         return drafter, self._continued(n_end=self._room.n_end)
 
     def _stage(self, materials: drafters.Materials, options: CheckedOptions) -> drafters.Stage:
-        """The drafting of the draft model's own tokens: by its draft, else from n-grams."""
-        verify_uniforms, draft_uniforms = uniform_streams(self.seed, first=2)
+        """The drafting of the draft model's own tokens, from n-grams."""
+        *_, verify_uniforms = uniform_streams(self.seed, 3)
         below = replace(
             materials,
-            uniforms=draft_uniforms,
-            session=self._lease.draft_of_draft if self._has_third_model else None,
             n_draft_max=max(self._pair.n_rows_draft - 1, 1),
             policy=self._policy_of_draft,
             forced=ForcedText(materials.sampling.constraint),
             prediction=(),
-            n_leaves=1,  # the draft's session reads chains
         )
-        drafter_name = "model" if self._has_third_model else "ngram"
-        return drafters.Stage(drafter_name, below, rules.rule(options.verify), verify_uniforms)
+        return drafters.Stage(below, rules.rule(options.verify), verify_uniforms)
 
     def _begin(self) -> None:
         """Take a slot."""
@@ -332,19 +323,14 @@ class Generation:
 
     def _steps(self, found: list[TokenLogprobs] | None, n_top: int | None) -> Pieces:
         slot, drafts = self._lease.slot, dict[str, DraftSession]()
-        if slot.draft is not None and self._draft_reads_ahead(slot.draft):
-            if self._has_model:
-                drafts["draft"] = slot.draft
-            if slot.draft_of_draft is not None and self._has_third_model:
-                drafts["draft of the draft"] = slot.draft_of_draft
+        if slot.draft is not None and self._has_model and self._draft_reads_ahead(slot.draft):
+            drafts["draft"] = slot.draft
         return self.reading.steps(
             self.session, drafts, uses_head=self._has_model, found=found, n_top=n_top
         )
 
     def _draft_reads_ahead(self, draft: DraftSession) -> bool:
         """Whether a draft model must process the prompt before the first round."""
-        if not (self._has_model or self._has_third_model):
-            return False
         # A head reads hidden states, which the target does not keep; what is on another device
         # reads while the target does.
         if self._pair.head is not None or self._pair.are_apart:

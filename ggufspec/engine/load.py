@@ -17,7 +17,7 @@ from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.engine.load_models import load_models
-from ggufspec.engine.pair import DraftOfDraft, Pair, add_texts, read_texts
+from ggufspec.engine.pair import Pair, add_texts, read_texts
 from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError
@@ -50,7 +50,6 @@ def load(
     target: str | Path,
     draft: str | Path | None = None,
     *,
-    draft_of_draft: str | Path | None = None,
     n_ctx: int | str | None = None,
     n_ctx_draft: int | None = None,
     n_batch: int | None = None,
@@ -99,8 +98,6 @@ def load(
     target, draft: paths of files; `ggufspec.models.resolve` returns them for names. A draft is a
     small model, or a head that reads the target's hidden states: the file of a DFlash, EAGLE-3 or
     MTP head (often mtp-*.gguf), or "mtp" for the MTP head in the target's own file.
-    draft_of_draft: a smaller model that drafts the draft's own tokens, where that makes drafts
-    faster; it is placed where the draft is.
     n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
     most 4096; "fit": that, or less where it would not fit into free memory.
     n_ctx_draft: tokens that the cache of a draft model holds: of a longer text the first and the
@@ -165,9 +162,6 @@ def load(
     n_draft_default = defaults.N_DRAFT_FIXED if exact else defaults.N_DRAFT_MAX
     options = LoadOptions(
         target=validate.path("target", target),
-        draft_of_draft=None
-        if draft_of_draft is None
-        else validate.path("draft_of_draft", draft_of_draft),
         draft=MTP if draft == MTP else None if draft is None else validate.path("draft", draft),
         n_ctx=None if n_ctx == FIT or n_ctx is None else validate.whole("n_ctx", n_ctx),
         n_ctx_usual=None if n_ctx == FIT else defaults.N_CTX,
@@ -242,14 +236,14 @@ def _load(
 ) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     head = places.head
-    models: list[Model] = []  # of the target, the draft, and the draft of the draft
+    models: list[Model] = []  # of the target and the draft
     contexts: list[Context] = []
-    vocab_maps: list[VocabMap | None] = []  # of the drafts
+    vocab_map: VocabMap | None = None
     with ExitStack() as stack:
         for model in load_models(options, head, servers.devices, tell):
             models.append(stack.enter_context(closing(model)))
             if model is not models[0] and head is None:
-                vocab_maps.append(map_of(models[0].vocab, model.vocab))
+                vocab_map = map_of(models[0].vocab, model.vocab)
         if options.draft == MTP:
             models *= 2
         tell("contexts", 0.0)
@@ -264,8 +258,7 @@ def _load(
             check_room(context)
             if its_settings.is_exact:
                 check_exact(context)
-        draft, below = (*contexts[1:], None, None)[:2]
-        vocab_map, map_below = (*vocab_maps, None, None)[:2]
+        draft = contexts[1] if contexts[1:] else None
         of_draft = _profile(contexts[1:], 1, options, places) if draft and not head else None
         resources = ExitStack()
         pair = Pair(
@@ -273,7 +266,6 @@ def _load(
             Head(link, draft) if link and draft else draft,
             n_draft_max=options.n_draft_max,
             vocab_map=vocab_map,
-            draft_of_draft=DraftOfDraft(below, map_below) if below else None,
             stored_profile=_profile(contexts, options.n_slots, options, places, attention),
             stored_profile_of_draft=of_draft,
             texts=texts,
@@ -298,7 +290,7 @@ def _settings(
 ) -> tuple[list[ContextOptions], Attention]:
     """How the context of each model is made, and how attention was chosen."""
     target, head = models[0], places.head
-    draft, below = (*models[1:], None, None)[:2]
+    draft = models[1] if models[1:] else None
     n_padding = options.n_draft_max + 1 if options.exact else 0
     limits = [target.n_ctx_train]
     limits += [model.n_ctx_max - n_padding for model in models if model.n_ctx_max]
@@ -329,7 +321,8 @@ def _settings(
         n_leaves=1 if options.exact else n_leaves(options.n_slots, options.n_draft_max),
         is_exact=options.exact,
     )
-    n_threads = 1 if head is None and _is_tiny(draft) else options.n_threads
+    is_tiny = draft is not None and draft.n_bytes < _TINY_BYTES
+    n_threads = 1 if head is None and is_tiny else options.n_threads
     n_kept = options.n_ctx_draft or 0
     of_draft = replace(
         shared,
@@ -339,8 +332,7 @@ def _settings(
         n_threads=options.n_threads_draft or found.n_threads_draft or n_threads,
         varies_threads=not (options.n_threads or options.n_threads_draft or options.exact),
     )
-    of_below = replace(of_draft, n_rows=1, n_threads=1 if _is_tiny(below) else of_draft.n_threads)
-    return [of_target, of_draft, of_below], attention
+    return [of_target, of_draft], attention
 
 
 def _profile(
@@ -350,7 +342,7 @@ def _profile(
     places: Fit,
     attention: Attention | None = None,
 ) -> StoredProfile:
-    """What is known of the costs of the first context, for which the next ones draft."""
+    """What is known of the costs of the first context, for which the second one drafts."""
     models = [context.model for context in contexts]
     n_most = contexts[0].n_rows * n_slots
     draft = models[1] if models[1:] else None
@@ -371,7 +363,3 @@ def _usual_text(lengths: Sequence[int]) -> UsualText:
             "(5000, 200)"
         )
     return UsualText(*found)
-
-
-def _is_tiny(model: Model | None) -> bool:
-    return model is not None and model.n_bytes < _TINY_BYTES

@@ -16,7 +16,7 @@ from ggufspec.models.head_facts import MTP, HeadFacts
 def load_models(
     options: LoadOptions, head: HeadFacts | None, rpc: Sequence[RemoteDevice], tell: LoadProgress
 ) -> Iterator[Model]:
-    """Load target, draft and the draft of the draft. The caller closes each, also after an error.
+    """Load target and draft. The caller closes each, also after an error.
 
     Raises ModelError, OptionError, OutOfMemoryError.
     """
@@ -55,6 +55,3 @@ def _roles(
         of_draft = partial(of_draft, overrides=options.overrides_draft or ())
         draft = partial(of_draft, options.draft, adapters=options.lora_draft)
         yield "draft", partial(draft, n_gpu_layers=n_draft)
-    if options.draft_of_draft is not None:
-        n_below = defaults.ALL_LAYERS if n_draft else 0
-        yield "draft of the draft", partial(of_draft, options.draft_of_draft, n_gpu_layers=n_below)

@@ -144,14 +144,12 @@ class CheckedOptions:
         is_greedy = self.draft_temperature == "auto" and self.verify == "match"
         return 0.0 if is_greedy else self.draft_temperature
 
-    def drafter_name(self, *, has_draft: bool, has_draft_of_draft: bool = False) -> str:
+    def drafter_name(self, *, has_draft: bool) -> str:
         """The drafting strategy, for an engine with or without a draft model."""
         if self.drafter is not None:
             return self.drafter
         if self.n_draft == "auto" or self.prediction is not None:
             return "auto"
-        if has_draft_of_draft:
-            return "staged"
         return "model" if has_draft else "none"
 
     def __post_init__(self) -> None:

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 from weakref import finalize
 
 from ggufspec.common import defaults, validate
@@ -95,13 +94,6 @@ class EngineLock:
         return call
 
 
-class DraftOfDraft(NamedTuple):
-    """The model that drafts for a draft model, in the tokens of the target."""
-
-    context: Context
-    vocab_map: VocabMap | None = None  # None: it has the target's vocabulary
-
-
 class Pair:
     """State that the texts of an engine share. Callers hold the lock while they decode.
 
@@ -115,7 +107,6 @@ class Pair:
         *,
         n_draft_max: int,
         vocab_map: VocabMap | None = None,
-        draft_of_draft: DraftOfDraft | None = None,
         stored_profile: StoredProfile | None = None,
         stored_profile_of_draft: StoredProfile | None = None,
         texts: TextStore | None = None,
@@ -126,25 +117,22 @@ class Pair:
         """`resources` are closed with the pair. `lock`: of a pair with the same contexts.
 
         `texts`: that n-grams draft from. `n_cache_bytes`: for texts that have left their slots.
-
-        `stored_profile_of_draft`: of the draft and its own draft, as a pair.
+        `stored_profile_of_draft`: of the draft as a target of n-grams (staged drafts).
         """
         self.target = target
         self.head = draft if isinstance(draft, Head) else None
         self.draft = draft.context if isinstance(draft, Head) else draft
         self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
-        self.draft_of_draft = draft_of_draft
         # Target and draft compute on different devices, so both at the same time.
         self.are_apart = not (self.draft and target.model.places & self.draft.model.places)
         self.n_draft_max = n_draft_max
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         self.lock = EngineLock() if lock is None else lock
-        below, map_below = draft_of_draft or (None, None)
-        self._roles = target, self.draft, below
-        self.slots = Slots(target, draft, vocab_map, below, map_below, PromptCache(n_cache_bytes))
+        self._roles = target, self.draft
+        self.slots = Slots(target, draft, vocab_map, PromptCache(n_cache_bytes))
         self.stored_profile = stored_profile or StoredProfile()
         self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
-        # The draft as the target of its own draft; each of its passes serves one text.
+        # The draft as a target of n-grams; each of its passes serves one text.
         self.n_rows_draft = self.draft.n_rows if self.draft else 1
         self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
         self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
@@ -169,7 +157,7 @@ class Pair:
 
     @property
     def contexts(self) -> list[Context]:
-        """The contexts of the target, the draft, and the draft's own draft."""
+        """The contexts of the target and the draft."""
         return [context for context in self._roles if context]
 
     def keep_threads(self, keeps: bool) -> None:
@@ -268,10 +256,9 @@ class Pair:
     @property
     def threads(self) -> Threads:
         """Seconds of `decode_seconds` by whose they are, and by the number of threads."""
-        names = ("target", "draft", "draft of the draft")
         return {
             name: dict(context.seconds_by_threads)
-            for name, context in zip(names, self._roles, strict=True)
+            for name, context in zip(("target", "draft"), self._roles, strict=True)
             if context is not None
         }
 

@@ -26,7 +26,7 @@ class PromptRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CachedText:
-    """Copies of a text's state in the sessions of a slot: target, draft, draft of the draft."""
+    """Copies of a text's state in the sessions of a slot: target and draft."""
 
     tokens: array[int]  # of the target
     saved: Sequence[SavedText | None]

@@ -24,16 +24,16 @@ from ggufspec.llama.saved_text import SavedText
 # A file: magic, version, length and sha256 of the header; the header (JSON), which has the sha256
 # of all that follows; for each session its tokens, cells, checkpoints and state. Little endian.
 _MAGIC = b"GGUFSPEC"
-_VERSION = 1
+_VERSION = 2
 _START = struct.Struct("<8sIQ32s")
 _MOST_HEADER = 2**24  # bytes
 _MOST_SIZE = 2**48
 _PIECE = 2**24  # bytes that are read and hashed at once
 _AGAIN = "save the text again"
-_ROLES = ("target", "draft", "draft of the draft")
+_ROLES = ("target", "draft")
 
 Key = Mapping[str, object]  # see profile_key.text_key; the same for equal models and caches
-Keys = Sequence[Key | None]  # of target, draft, draft of the draft
+Keys = Sequence[Key | None]  # of target and draft
 
 
 class SessionFacts(NamedTuple):

@@ -36,11 +36,10 @@ DraftSession = LlamaSession | MappedSession | HeadSession | SharedCacheSession |
 
 @dataclass(eq=False)
 class Slot:
-    """A sequence of the target, one of the draft, and one of the draft's draft, if there are."""
+    """A sequence of the target, and one of the draft if there is one."""
 
     target: LlamaSession
     draft: DraftSession | None
-    draft_of_draft: DraftSession | None
     # Weak: a generation that is dropped without being closed does not keep its slot.
     leases: WeakSet[SlotLease] = field(default_factory=WeakSet)
     used_at: int = 0  # the clock at its last use
@@ -50,8 +49,8 @@ class Slot:
 
     @property
     def sessions(self) -> Sequence[DraftSession | None]:
-        """The sessions of target, draft, and the draft's own draft."""
-        return self.target, self.draft, self.draft_of_draft
+        """The sessions of target and draft."""
+        return self.target, self.draft
 
     def is_continued_by(self, n_common: int) -> bool:
         """Whether a prompt that shares its first `n_common` tokens repeats or continues it."""
@@ -114,19 +113,13 @@ class Slots:
         target: Context,
         draft: Context | Head | None,
         vocab_map: VocabMap | None = None,
-        draft_of_draft: Context | None = None,
-        vocab_map_of_draft: VocabMap | None = None,
         cache: PromptCache | None = None,
     ) -> None:
-        """The maps are for drafts with another vocabulary than the target's. `cache` keeps texts
+        """`vocab_map`: for a draft with another vocabulary than the target's. `cache` keeps texts
         that have left their slots.
         """
         self._all = [
-            Slot(
-                LlamaSession(target, i),
-                _draft_session(draft, i, target, vocab_map),
-                _draft_session(draft_of_draft, i, target, vocab_map_of_draft),
-            )
+            Slot(LlamaSession(target, i), _draft_session(draft, i, target, vocab_map))
             for i in range(target.n_sequences)
         ]
         self.drafts_blocks = isinstance(draft, Head) and draft.facts.block is not None
@@ -295,11 +288,6 @@ class SlotLease:
         return _LeasedBlocks(self) if self._slots.drafts_blocks else self
 
     @property
-    def draft_of_draft(self) -> Session:
-        """The session of the draft of the draft."""
-        return _LeasedSession(self)  # not kept: the lease ends with the last reference to it
-
-    @property
     def slot(self) -> Slot:
         """The slot, after `take`."""
         assert self._slot is not None
@@ -317,14 +305,6 @@ class _LeasedBlocks:
 
     def gaps(self, tokens: Sequence[int], n_most: int) -> Sequence[float]:
         return self._lease.slot.draft.gaps(tokens, n_most)  # type: ignore[union-attr]
-
-
-class _LeasedSession:
-    def __init__(self, lease: SlotLease) -> None:
-        self._lease = lease
-
-    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        return self._lease.slot.draft_of_draft.score(tokens, draft)  # type: ignore[union-attr]
 
 
 def _draft_session(

@@ -20,19 +20,15 @@ from ggufspec.models.header import read_header
 _N_BLOCKS = 1025  # of 64 KiB
 
 
-def profile_key(
-    target: Context, draft: Context | None = None, draft_of_draft: Context | None = None
-) -> dict[str, object]:
-    """The key of costs and acceptance rates of a loaded pair and the draft of its draft."""
-    below: dict[str, object] = {}
-    if draft_of_draft is not None:
-        below = {"draft_of_draft": _model_key(draft_of_draft.model)}
+def profile_key(target: Context, draft: Context | None = None) -> dict[str, object]:
+    """The key of costs and acceptance rates of a loaded pair."""
+    rare: dict[str, object] = {}
     if target.options.is_exact:  # all its passes have this width
-        below["exact"] = target.n_rows
+        rare["exact"] = target.n_rows
     if draft is not None and draft.options.n_kept:
-        below["n_ctx_draft"] = draft.options.n_kept
+        rare["n_ctx_draft"] = draft.options.n_kept
     return {
-        **below,
+        **rare,
         "pair": pair_key(target.model, draft.model if draft else None, target.options),
         "n_threads": target.n_threads,
         "n_threads_draft": draft.n_threads if draft else None,

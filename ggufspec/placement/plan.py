@@ -42,7 +42,6 @@ class PlacementOptions(CacheParams):
     n_cpu_ffn_draft: int = 0
     n_draft: int | None = None
     acceptance: float = defaults.ACCEPTANCE
-    draft_of_draft: ModelShape | None = None  # on the draft's device; not in predicted speeds
 
 
 @dataclass(frozen=True)
@@ -236,24 +235,19 @@ def _plans(
     n_depth = round(caches.n_ctx * _DEPTH)
     target_memory = cache(partial(ModelMemory, target, caches))  # by `n_cpu_ffn`
     target_times = cache(partial(PassTimes, target, machine.bandwidths, n_depth=n_depth))
-    n_rows = max(caches.n_draft_max, 2)  # the draft of the draft needs as many rows
+    n_rows = max(caches.n_draft_max, 2)  # staged drafts need as many
     if draft is not None and draft.n_row_values:  # a head
         n_rows = draft.n_step_tokens
     n_ctx = min(options.n_ctx_draft or caches.n_ctx, caches.n_ctx)
     of_draft = replace(caches, n_ctx=n_ctx, n_draft_max=0, n_rows=n_rows, n_checkpoints=0)
     n_kept = options.n_cpu_ffn_draft
     draft_memory = ModelMemory(draft, of_draft, n_kept) if draft else None
-    below = options.draft_of_draft
-    memory_below = ModelMemory(below, replace(of_draft, n_rows=1)) if draft and below else None
     draft_times = PassTimes(draft, machine.bandwidths, n_kept) if draft else None
     has_gpu = offloads and len(machine.gpus) > machine.n_remote
     for n_gpu_layers_draft, draft_gpu in _draft_places(draft_memory, machine, options):
         on_gpu, on_host = 0, 0
         if draft_memory is not None:
             on_gpu, on_host = draft_memory.use(n_gpu_layers_draft, has_gpu)
-        if memory_below is not None:
-            used = memory_below.use(memory_below.n_units if n_gpu_layers_draft else 0, has_gpu)
-            on_gpu, on_host = on_gpu + used.gpu, on_host + used.host
         prompt_gpu = machine.n_remote if draft_gpu is None else draft_gpu  # of the draft
         rooms = [
             gpu.n_free - _SPARE - (on_gpu if i == prompt_gpu else 0)

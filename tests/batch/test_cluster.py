@@ -141,15 +141,14 @@ def test_a_model_that_is_not_on_the_node(batch: BatchSetup, start: StartWorker) 
         batch.run(texts(2), start=start, target="/nowhere.gguf")
 
 
-def test_a_draft_of_the_draft_is_looked_for_on_the_node(
+def test_models_have_absolute_paths_on_the_node(
     batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its absolute path: the worker has another working directory."""
-    load = {"draft_of_draft": batch.draft.name}
+    """The worker has another working directory."""
     with pytest.raises(ModelError, match=rf"cannot read {re.escape(os.getcwd())}/draft\.gguf"):
-        batch.run(texts(2), start=start, load=load)
+        batch.run(texts(2), start=start, draft=batch.draft.name)
     monkeypatch.chdir(batch.draft.parent)
-    (record,) = batch.run(texts(1), "found", start=start, load=load)
+    (record,) = batch.run(texts(1), "found", start=start, draft=batch.draft.name)
     assert record["error"] is None
 
 

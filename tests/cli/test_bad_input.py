@@ -107,8 +107,6 @@ def test_a_pair_of_two_vocabularies_is_used_with_a_note(
     assert result.code == 0
     for part in ("the draft has another vocabulary", "tokens that both have", *named):
         assert part in result.err
-    below = run("-m", target, "-md", target, "--draft-of-draft", model, "-p", "hi", "-n", "4")
-    assert below.err.startswith("ggufspec: the draft of the draft has another vocabulary (")
 
 
 def test_a_pair_without_a_common_token(run: Command, target: Path, tmp_path: Path) -> None:

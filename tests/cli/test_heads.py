@@ -120,17 +120,3 @@ def test_a_target_without_a_head_is_refused(command: Command, tmp_path: Path) ->
     assert result.code == 1
     assert "has no MTP head" in result.err
     assert "--draft auto" in result.err
-
-
-def test_a_plan_has_no_draft_of_a_head_and_no_head_below_a_draft(
-    command: Command, tmp_path: Path
-) -> None:
-    target = str(tiny_heads.write_llama_table(tmp_path / "llama.gguf", TABLE))
-    head = str(tiny_heads.write_eagle3(tmp_path / "eagle3.gguf", HEAD))
-    of_head = command("plan", "-m", target, "-md", head, "--draft-of-draft", target)
-    below = command("plan", "-m", target, "-md", target, "--draft-of-draft", head)
-    for result, why in ((of_head, "needs a draft model"), (below, "eagle3.gguf is a draft head")):
-        assert result.code == 2
-        assert why in result.err
-    nothing = command("plan", "-m", target, "-md", target, "--draft-of-draft", "")
-    assert "there is no file" in nothing.err

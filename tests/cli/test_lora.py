@@ -60,10 +60,10 @@ def test_what_is_wrong_is_said(run: Command, target: Path, files: list[Path]) ->
 
 
 def test_a_command_for_models_says_that_it_is_none(
-    command: Command, target: Path, draft: Path, files: list[Path]
+    command: Command, target: Path, files: list[Path]
 ) -> None:
-    below = ("-m", target, "-md", draft, "--draft-of-draft", files[0])
-    for args in (("models", "show", files[0]), ("run", *below, *GREEDY), ("plan", *below)):
+    pair = ("-m", target, "-md", files[0])
+    for args in (("models", "show", files[0]), ("run", *pair, *GREEDY), ("plan", *pair)):
         found = command(*args)
         assert (found.code, found.out) == (1, "")
         assert "is a LoRA adapter, not a model: name it with --lora" in found.err

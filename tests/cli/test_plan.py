@@ -66,23 +66,6 @@ def test_a_context_of_0_is_what_the_target_was_trained_for(pair: list[str]) -> N
     assert "-c 8192" in invoke(*pair, "--vram", "99GiB", "-c", "0").output
 
 
-def test_a_draft_of_the_draft_takes_memory_where_the_draft_is(pair: list[str]) -> None:
-    there = (*pair, "--vram", "99GiB", "--ram", "64GiB")
-    alone = document(*there)["plans"][0]
-    found = document(*there, "--draft-of-draft", pair[3])
-    both, below = found["plans"][0], found["draft of the draft"]
-    assert below["n_bytes"] == found["draft"]["n_bytes"]
-    assert sum(both["gpu_bytes"]) - sum(alone["gpu_bytes"]) > 0.9 * below["n_bytes"]
-    on_cpu = document(*pair, "--draft-of-draft", pair[3], "--vram", "0", "--ram", "64GiB")
-    alone_on_cpu = document(*pair, "--vram", "0", "--ram", "64GiB")
-    more = on_cpu["plans"][0]["host_bytes"] - alone_on_cpu["plans"][0]["host_bytes"]
-    assert more > 0.9 * below["n_bytes"]
-    assert "draft of the draft: " in invoke(*there, "--draft-of-draft", pair[3]).output
-    refused = invoke(*pair[:2], "--draft-of-draft", pair[3])
-    assert refused.exit_code == 2
-    assert "--draft-of-draft needs a draft model" in refused.output
-
-
 def test_what_is_printed_is_in_the_document(pair: list[str]) -> None:
     found = document(*pair, "--vram", "24GiB,12GiB", "--ram", "64GiB", "--acceptance", "0.7")
     chosen = found["plans"][0]

@@ -458,20 +458,6 @@ def test_one_token_is_not_called_tokens(run: Command, target: Path) -> None:
     assert result.err.startswith("1 token at ")
 
 
-def test_a_draft_may_have_a_draft(command: Command, story: Path) -> None:
-    draft, below = refused_at(story, 9), ("--draft-of-draft", str(story))
-    pair = ("--target", str(story), "--draft", str(draft))
-    found = command("run", *pair, *below, "-p", PROMPT, *GREEDY, "--draft-n", "4", "--json")
-    assert found.code == 0, found.err
-    document = json.loads(found.out)
-    assert document["text"] == TEXT
-    assert document["settings"]["draft_of_draft"] == str(story)
-    assert document["n_accepted"] > 0
-    refused = command("run", "--target", str(story), *below, "-p", PROMPT)
-    assert refused.code == 2
-    assert "--draft-of-draft needs --draft" in refused.err
-
-
 @pytest.mark.parametrize("option", ["--prediction", "--draft-text"])
 def test_a_known_text_makes_the_same_text_in_fewer_rounds(
     option: str, run: Command, tmp_path: Path

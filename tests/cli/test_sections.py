@@ -43,7 +43,7 @@ def test_options_are_grouped_and_the_usual_ones_come_first(
     assert found["Options"] == first
     assert [title for title in found if title in USUAL] == USUAL
     assert found["Output"][-1] == "--help"
-    assert "--draft-of-draft" in found["Models"]
+    assert "--lora-draft" in found["Models"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from enumerated import TWINS, Choices, Distribution, distance, judged
 from fakes import FakeSession, speculated
 
 from ggufspec import _native
-from ggufspec.decoding.sampling import Sampling, as_rows
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Constraint, Draft, Masks, Probs, Uniforms, Verdict, Verify
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.cost_model import CostModel
@@ -101,7 +101,7 @@ def logits_of(seed: int, spread: float = 1.2) -> Logits:
 
 
 # They are far from each other, so all verdicts happen. The last one drafts for the draft.
-TARGET, DRAFT, BELOW = map(logits_of, (1, 2, 3))
+TARGET, DRAFT = map(logits_of, (1, 2))
 
 
 @cache
@@ -177,8 +177,6 @@ def speculative_distribution(
     top_k: int = 0,
     changed: Callable[[Verify, ForcedText], Verify] = lambda rule, forced: rule,
     constraint: Constraint | None = None,
-    below: str = "ngram",
-    changed_below: Callable[[Verify], Verify] = lambda rule: rule,
 ) -> tuple[Distribution, Counter[str]]:
     """The probability of every text, and in how many rounds of all runs something happened."""
     constraint = case.constraint() if constraint is None else constraint
@@ -207,8 +205,9 @@ def speculative_distribution(
             policy=policy(),
             forced=forced,
         )
-        stage = stage_of(materials, case, choices, changed_below(judged(rule, choices)), below)
-        materials = replace(materials, stage=stage)
+        if drafter == "staged":
+            stage = stage_of(materials, judged(rule, choices))
+            materials = replace(materials, stage=stage)
         tokens = array("i", case.prompt)
         judge = changed(judged(rule, choices), forced)
 
@@ -252,25 +251,11 @@ def speculative_distribution(
     return distribution, seen
 
 
-def stage_of(
-    materials: drafters.Materials, case: Case, choices: Choices, rule: Verify, below: str
-) -> drafters.Stage:
-    """A draft of the draft, by n-grams or by a model; every verdict of the draft model is tried."""
-    scored: list[tuple[int, ...]] = []
-
-    def logits(prefix: tuple[int, ...]) -> np.ndarray:
-        scored.append(prefix)
-        return BELOW(prefix)
-
-    session = FakeSession(logits)
-    own = replace(
-        materials,
-        session=session,
-        uniforms=DraftUniforms(choices, case, session, 0.6, 0, scored, logits=BELOW),
-        policy=LengthPolicy(),
-        forced=ForcedText(materials.sampling.constraint),
-    )
-    return drafters.Stage(below, own, rule, lambda n: [0.5] * n)
+def stage_of(materials: drafters.Materials, rule: Verify) -> drafters.Stage:
+    """N-grams for the draft model; every verdict of the draft model is tried."""
+    forced = ForcedText(materials.sampling.constraint)
+    own = replace(materials, policy=LengthPolicy(), forced=forced)
+    return drafters.Stage(own, rule, lambda n: [0.5] * n)
 
 
 def by_gaps() -> LengthPolicy:
@@ -311,37 +296,9 @@ def test_every_text_has_the_targets_probability(drafter: str, rule: str) -> None
 
 
 @pytest.mark.parametrize("rule", TWINS)
-@pytest.mark.parametrize("below", ["ngram", "model"])
-def test_so_it_does_where_the_draft_has_a_draft(below: str, rule: str) -> None:
-    for name, policy in (("open, repeated", LengthPolicy), ("between", by_gaps)):
-        found, _ = speculative_distribution(CASES[name], "staged", rule, policy, below=below)
-        assert distance(found, target_distribution(CASES[name])) < 1e-6
-
-
-def keeps_proposals(rule: Verify) -> Verify:
-    """Leaves the rows that tokens were proposed from where the draft model's should be."""
-
-    def changed(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-        verdict = rule(draft, target_probs, uniforms)
-        if draft.probs is not None:
-            rows = np.asarray(target_probs).copy()
-            rows[: len(draft.tokens)] = np.asarray(draft.probs)
-            rows[rows.sum(axis=1) == 0] = 1
-            kept = as_rows(target_probs)
-            kept.keep(0)
-            kept.append_weights(rows)
-        return verdict
-
-    return changed
-
-
-@pytest.mark.parametrize("rule", TWINS)
-def test_the_rows_of_the_drafts_draft_would_change_it(rule: str) -> None:
-    case = CASES["open, repeated"]
-    found, _ = speculative_distribution(
-        case, "staged", rule, below="model", changed_below=keeps_proposals
-    )
-    assert (distance(found, target_distribution(case)) > 0.01) == (rule != "match")
+def test_so_it_does_if_a_policy_ends_staged_drafts(rule: str) -> None:
+    found, _ = speculative_distribution(CASES["between"], "staged", rule, by_gaps)
+    assert distance(found, target_distribution(CASES["between"])) < 1e-6
 
 
 @pytest.mark.parametrize("rule", TWINS)

@@ -34,7 +34,6 @@ def run(
     name: str,
     *,
     draft: FakeSession | None = None,
-    below: FakeSession | None = None,
     policy: LengthPolicy | None = None,
     stop_tokens: tuple[int, ...] = (),
     n_tokens: int = 60,
@@ -45,7 +44,8 @@ def run(
     materials = drafters.Materials(
         sampling, draft_uniforms, stop_tokens, draft, n_draft_max=8, policy=policy or LengthPolicy()
     )
-    materials = replace(materials, stage=stage_of(materials, below))
+    if name == "staged":
+        materials = replace(materials, stage=stage_of(materials))
     tokens = list(prompt)
     rounds = list(
         speculated(
@@ -63,11 +63,9 @@ def run(
     return tokens[len(prompt) :], rounds
 
 
-def stage_of(materials: drafters.Materials, below: FakeSession | None) -> drafters.Stage:
-    verify_uniforms, draft_uniforms = uniform_streams(3, first=2)
-    own = replace(materials, session=below, uniforms=draft_uniforms, policy=LengthPolicy())
-    name = "ngram" if below is None else "model"
-    return drafters.Stage(name, own, verify.rule("block"), verify_uniforms)
+def stage_of(materials: drafters.Materials) -> drafters.Stage:
+    own = replace(materials, policy=LengthPolicy())
+    return drafters.Stage(own, verify.rule("block"), uniform_streams(3, 3)[2])
 
 
 @pytest.mark.parametrize("name", drafters.names())
@@ -76,19 +74,14 @@ def test_the_text_is_the_targets(name: str, seed: int) -> None:
     logits = hashed_logits(N_VOCAB, 1)
     plain, _ = run(FakeSession(logits), "none")
     draft = FakeSession(hashed_logits(N_VOCAB, seed))
-    below = FakeSession(hashed_logits(N_VOCAB, 1))
-    assert run(FakeSession(logits), name, draft=draft, below=below)[0] == plain
     assert run(FakeSession(logits), name, draft=draft)[0] == plain
 
 
-@pytest.mark.parametrize("has_below", [True, False])
-def test_a_draft_with_a_draft_needs_fewer_passes(has_below: bool) -> None:
+def test_a_staged_draft_model_needs_fewer_passes() -> None:
     logits = scripted_logits(LOOP, N_VOCAB)
-    alone, staged, below = FakeSession(logits), FakeSession(logits), FakeSession(logits)
+    alone, staged = FakeSession(logits), FakeSession(logits)
     _, rounds = run(FakeSession(logits), "model", draft=alone)
-    _, rounds_staged = run(
-        FakeSession(logits), "staged", draft=staged, below=below if has_below else None
-    )
+    _, rounds_staged = run(FakeSession(logits), "staged", draft=staged)
     assert [each.n_drafted for each in rounds_staged] == [each.n_drafted for each in rounds]
     assert staged.n_scores < 0.5 * alone.n_scores
 

@@ -51,7 +51,7 @@ N_TOKENS = 3
 # A draft as near to the target as PERTURB, at this temperature, shows wrong rules best: what the
 # statistic of a wrong residual exceeds its degrees of freedom by was 0.048 for each text (0.0013
 # with 0.3 at temperature 0.5, nothing from 0.4 on: hardly a token is then accepted).
-PERTURB = {"target": 0.0, "draft": 0.2, "below": 0.6}
+PERTURB = {"target": 0.0, "draft": 0.2, "worse": 0.6}
 N_RUNS = 9_000
 SAMPLING = Sampling(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
 PROMPT = (1, 40)
@@ -84,7 +84,7 @@ class Pair:
     target: Remembering
     draft: Session
     vocab: Vocab
-    below: Session | None = None  # a draft for the draft
+    worse: Session | None = None  # another draft
 
 
 @contextmanager
@@ -98,8 +98,8 @@ def opened(
             n_ctx=64, n_rows=N_NODES + 1, n_rollback=N_DRAFT, n_threads=1, n_leaves=N_NODES
         )
         contexts.append(Context(models[-1], options))
-    target, draft, below = (Remembering(LlamaSession(context)) for context in contexts)
-    yield Pair(target, draft, models[0].vocab, below)
+    target, draft, worse = (Remembering(LlamaSession(context)) for context in contexts)
+    yield Pair(target, draft, models[0].vocab, worse)
     for context, model in zip(contexts, models, strict=True):
         context.close()
         model.close()
@@ -137,13 +137,7 @@ def model_drafter(
     sampling: Sampling,
     *,
     tree: bool = False,
-    stage: Verify | None = None,
 ) -> Drafter:
-    """`stage`: the rule for the draft of the draft, if there is one."""
-    verify_uniforms, draft_uniforms = uniform_streams(1, first=2)
-    below = drafters.Materials(
-        sampling, draft_uniforms, (), pair.below, draft_temperature=sampling.temperature
-    )
     materials = drafters.Materials(
         sampling,
         uniforms,
@@ -154,9 +148,8 @@ def model_drafter(
         forced=ForcedText(sampling.constraint),
         tree="on" if tree else "off",
         n_leaves=N_NODES,
-        stage=drafters.Stage("model", below, stage, verify_uniforms) if stage else None,
     )
-    return drafters.make("staged" if stage else "model", materials)
+    return drafters.make("model", materials)
 
 
 class Dropping:
@@ -251,7 +244,7 @@ def test_texts_have_the_targets_distribution(name: str, pair: Pair) -> None:
 @pytest.mark.parametrize("name", ["traversal", "rejection"])
 def test_texts_of_trees_have_the_targets_distribution(name: str, pair: Pair) -> None:
     policy = fixed_length(SAMPLING.temperature)
-    worse = replace(pair, draft=pair.below)
+    worse = replace(pair, draft=pair.worse)
     statistic, n_free = chi_square(
         worse, verify.rule(name), N_RUNS // 2, 1, policy, tree=True, n_draft=N_NODES, n_tokens=4
     )
@@ -284,7 +277,7 @@ def test_siblings_with_the_wrong_distribution_are_detected(pair: Pair) -> None:
     """Over seeds 1 to 5, the statistics were 194 to 366; the limit is 110."""
     policy = fixed_length(SAMPLING.temperature)
     statistic, n_free = chi_square(
-        replace(pair, draft=pair.below),
+        replace(pair, draft=pair.worse),
         verify.rule("traversal"),
         1_500,
         1,
@@ -295,13 +288,6 @@ def test_siblings_with_the_wrong_distribution_are_detected(pair: Pair) -> None:
         n_tokens=4,
     )
     assert statistic > limit(n_free)
-
-
-def test_texts_of_staged_drafts_have_the_targets_distribution(pair: Pair) -> None:
-    rule = verify.rule("traversal")
-    statistic, n_free = chi_square(pair, rule, N_RUNS // 2, seed=1, stage=rule)
-    assert n_free > 20
-    assert statistic < limit(n_free)
 
 
 def test_texts_of_a_hybrid_model_have_its_distribution(tmp_path: Path) -> None:

@@ -47,15 +47,9 @@ def engine(right: Pair) -> Iterator[Engine]:
         yield loaded
 
 
-def test_a_head_has_no_draft_drafts_for_none_and_is_not_exact(right: Pair, engine: Engine) -> None:
-    small = right.target if right.draft == "mtp" else right.draft
-    with pytest.raises(OptionError, match="but the draft is a head"):
-        load(right, draft_of_draft=right.target)
+def test_a_head_is_not_staged_and_not_exact(right: Pair, engine: Engine) -> None:
     with pytest.raises(OptionError, match="does not work with a draft head"):
         load(right, exact=True)
-    if right.draft != "mtp":
-        with pytest.raises(OptionError, match="is a draft head; draft_of_draft"):
-            ggufspec.load(right.target, right.target, draft_of_draft=small)
     for n_draft in (3, "auto"):
         with pytest.raises(OptionError, match="a draft model that is no head"):
             engine.generate(SHORT, drafter="staged", n_draft=n_draft)

@@ -49,10 +49,6 @@ def with_foreign_draft(folder: Path) -> Files:
     }
 
 
-def with_draft_of_draft(folder: Path) -> Files:
-    return {**with_draft(folder), "draft_of_draft": folder / "draft.gguf"}
-
-
 def with_short_draft(folder: Path) -> Files:
     return {**with_draft(folder), "n_ctx_draft": 64}
 
@@ -83,7 +79,6 @@ MODELS: dict[str, Callable[[Path], Files]] = {
     "plain": plain,
     "draft": with_draft,
     "foreign draft": with_foreign_draft,
-    "draft of the draft": with_draft_of_draft,
     "mamba": same(tiny.write_mamba),
     "rwkv": alone(tiny.write_rwkv),
     "hybrid": same(tiny.write_hybrid),
@@ -117,7 +112,7 @@ def load(files: Files, **options: Any) -> Engine:
 
 
 def how_of(files: Files) -> dict[str, Any]:
-    drafter = "staged" if "draft_of_draft" in files else "model" if "draft" in files else "ngram"
+    drafter = "model" if "draft" in files else "ngram"
     return {**GREEDY, "drafter": drafter, "n_draft": 4}
 
 

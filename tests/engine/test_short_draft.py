@@ -50,7 +50,6 @@ def engine(request: pytest.FixtureRequest, models: dict[str, Path]) -> Iterator[
     with ggufspec.load(
         models["target"],
         models[request.param],
-        draft_of_draft=models["draft"],
         n_ctx_draft=N_CTX_DRAFT,
         n_slots=N_SLOTS,
         **HOW,

@@ -34,14 +34,13 @@ class Materials:
     forced: ForcedText = field(default_factory=ForcedText)  # from the sampling's constraint
     prediction: Sequence[int] = ()  # tokens that the text is expected to repeat
     texts: Sequence[_native.SortedTexts] = ()  # other texts, which the text may repeat
-    stage: Stage | None = None  # drafts the draft model's own tokens; None: they are not drafted
+    stage: Stage | None = None  # drafts the draft model's own tokens, for the strategy `staged`
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A drafter for a draft model: its strategy, and the rule and uniforms that verify it."""
+    """Drafts for a draft model from n-grams; the rule and the uniforms verify these."""
 
-    drafter: str
     materials: Materials
     verify: Verify
     uniforms: Callable[[int], Uniforms]
@@ -55,11 +54,6 @@ def names() -> list[str]:
 def uses_model(name: str) -> bool:
     """Whether the draft model should read prompts for that strategy: its file sets USES_MODEL."""
     return bool(getattr(_module(name), "USES_MODEL", False))
-
-
-def uses_stage(name: str) -> bool:
-    """Whether the draft of the draft should read prompts, too: its file sets USES_STAGE."""
-    return bool(getattr(_module(name), "USES_STAGE", False))
 
 
 def make(name: str, materials: Materials) -> Drafter:

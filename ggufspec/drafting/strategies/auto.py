@@ -9,7 +9,6 @@ from ggufspec.drafting.strategies import Materials, ngram
 from ggufspec.drafting.strategies.model import ModelDrafter
 
 USES_MODEL = True  # the draft model may read a prompt before the first round
-USES_STAGE = True  # and so may the draft of the draft
 
 
 class AutoDrafter:
@@ -37,4 +36,4 @@ def make(materials: Materials) -> Drafter:
     ngrams = ngram.make(materials)
     if materials.session is None:
         return ngrams
-    return AutoDrafter(ngrams, ModelDrafter(materials.session, materials, materials.stage))
+    return AutoDrafter(ngrams, ModelDrafter(materials.session, materials))

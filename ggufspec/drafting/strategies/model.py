@@ -20,7 +20,7 @@ from ggufspec.decoding.types import (
 )
 from ggufspec.drafting.bursts import Bursts
 from ggufspec.drafting.draft_length import Action
-from ggufspec.drafting.strategies import Materials, Stage
+from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.strategies.ngram import Prediction
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.drafting.tree_growth import Growth
@@ -37,11 +37,10 @@ class ModelDrafter:
     drafts only forced tokens.
     """
 
-    def __init__(self, session: Session, materials: Materials, stage: Stage | None = None) -> None:
-        """`stage`: drafts the draft model's own tokens; None: they are not drafted."""
+    def __init__(self, session: Session, materials: Materials) -> None:
         self._session = session
         self._blocks = session if isinstance(session, BlockSession) else None
-        self._bursts = None if stage is None else Bursts(session, stage)
+        self._bursts = None if materials.stage is None else Bursts(session, materials.stage)
         self._materials = materials
         self._policy = materials.policy
         sampling = materials.sampling

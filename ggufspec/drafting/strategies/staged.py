@@ -1,4 +1,4 @@
-"""Drafts with the draft model, whose own tokens are drafted: by a smaller model, or n-grams."""
+"""Drafts with the draft model, whose own tokens are drafted from n-grams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from ggufspec.drafting.strategies.model import ModelDrafter
 from ggufspec.errors import OptionError
 
 USES_MODEL = True  # the draft model may read a prompt before the first round
-USES_STAGE = True  # and so may the draft of the draft
 
 
 def make(materials: Materials) -> ModelDrafter:
@@ -16,4 +15,4 @@ def make(materials: Materials) -> ModelDrafter:
             "the drafter 'staged' needs a draft model that is no head; name one with draft= "
             "(--draft)"
         )
-    return ModelDrafter(materials.session, materials, materials.stage)
+    return ModelDrafter(materials.session, materials)
