@@ -20,11 +20,12 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.drafting.strategies import Materials, make
 from ggufspec.engine.pair import Pair
-from ggufspec.engine.slots import DraftSession, Slot
+from ggufspec.engine.slots import Slot
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
 from ggufspec.llama.cpu_use import cpu_use, is_busy, were_disturbed
 from ggufspec.llama.log import logger
+from ggufspec.llama.session import SlotSession
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import DraftTimes, measured
 from ggufspec.llama.vocab_map import filler_tokens
@@ -207,8 +208,8 @@ def _per_step(drafted: _Drafted) -> float:
 
 
 def _drafts(
-    target: DraftSession,
-    draft: DraftSession,
+    target: SlotSession,
+    draft: SlotSession,
     filler: Sequence[int],
     depth: int,
     n_rounds: int,

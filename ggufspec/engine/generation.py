@@ -29,9 +29,9 @@ from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of_rows
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.reading import Pieces, Reading
-from ggufspec.engine.slots import DraftSession, SlotLease
+from ggufspec.engine.slots import SlotLease
 from ggufspec.engine.text import Chunk, Completion, FinishReason, Room, TextStream
-from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.session import LlamaSession, SlotSession
 from ggufspec.placement.speeds import experts_note
 
 
@@ -322,14 +322,14 @@ class Generation:
         self.has_begun = True
 
     def _steps(self, found: list[TokenLogprobs] | None, n_top: int | None) -> Pieces:
-        slot, drafts = self._lease.slot, dict[str, DraftSession]()
+        slot, drafts = self._lease.slot, dict[str, SlotSession]()
         if slot.draft is not None and self._has_model and self._draft_reads_ahead(slot.draft):
             drafts["draft"] = slot.draft
         return self.reading.steps(
             self.session, drafts, uses_head=self._has_model, found=found, n_top=n_top
         )
 
-    def _draft_reads_ahead(self, draft: DraftSession) -> bool:
+    def _draft_reads_ahead(self, draft: SlotSession) -> bool:
         """Whether a draft model must process the prompt before the first round."""
         # A head reads hidden states, which the target does not keep; what is on another device
         # reads while the target does.

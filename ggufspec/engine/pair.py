@@ -129,7 +129,7 @@ class Pair:
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         self.lock = EngineLock() if lock is None else lock
         self._roles = target, self.draft
-        self.slots = Slots(target, draft, vocab_map, PromptCache(n_cache_bytes))
+        self.slots = Slots(target, self.draft, self.head, vocab_map, PromptCache(n_cache_bytes))
         self.stored_profile = stored_profile or StoredProfile()
         self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
         # The draft as a target of n-grams; each of its passes serves one text.

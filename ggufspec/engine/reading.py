@@ -9,12 +9,8 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.pair import Pair
-from ggufspec.engine.slots import DraftSession
 from ggufspec.errors import DecodeError
-from ggufspec.llama.head import HeadSession
-from ggufspec.llama.head_sessions import BlockSession
-from ggufspec.llama.mapped_session import MappedSession
-from ggufspec.llama.session import LlamaSession, Piece
+from ggufspec.llama.session import LlamaSession, Piece, SlotSession
 
 # Yields an Ask and, after its answer, None; also None for pieces that only a draft processes.
 Pieces = Generator[Ask | None, Scored | None, None]
@@ -47,7 +43,7 @@ class Reading:
     def steps(
         self,
         target: LlamaSession,
-        drafts: Mapping[str, DraftSession],
+        drafts: Mapping[str, SlotSession],
         *,
         uses_head: bool,
         found: list[TokenLogprobs] | None,
@@ -84,17 +80,12 @@ class Reading:
                 found.append(logprobs_of(row, token, n_top, vocab))
             yield None
 
-    def _pieces(self, target: LlamaSession, drafts: Mapping[str, DraftSession]) -> Pieces:
+    def _pieces(self, target: LlamaSession, drafts: Mapping[str, SlotSession]) -> Pieces:
         tokens = self._prompt[:-1]
         # A new text alone is read as llama.cpp reads it: batches of other sizes round differently.
         may_share = self._pair.target.can_share_passes or self.n_reused > 0
         is_shared = may_share and self._pair.target.reads_trees and not (drafts or self._is_all)
-        readers = {
-            name: draft
-            for name, draft in drafts.items()
-            if isinstance(draft, (LlamaSession, MappedSession))
-        }
-        beside = readers.get("draft") if self._pair.are_apart else None
+        beside = drafts.get("draft") if self._pair.are_apart else None
         while piece := target.piece(tokens, self.n_most):
             if is_shared and piece.n_unread < self.n_most:
                 self.n_left = piece.n_unread
@@ -109,16 +100,13 @@ class Reading:
                 self.beside = None
             yield None
         # A draft that fails here fails again in its first step: the drafter then goes on without.
-        for name, draft in readers.items():
+        for name, draft in drafts.items():
             with suppress(DecodeError):
                 while read := draft.piece(tokens, self.n_most):
                     read.context.decode(read.tokens, 0, read.sequence)
                     self._report(name, read)
                     yield None
-        for head in drafts.values():
-            if isinstance(head, (HeadSession, BlockSession)):
-                with suppress(DecodeError):
-                    head.read(tokens)
+                draft.feed(tokens)  # the rest of a head's, which has no pieces
 
     def end(self) -> None:
         """Report the last `n_left` tokens as processed."""

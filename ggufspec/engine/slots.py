@@ -15,10 +15,9 @@ from ggufspec.decoding.types import Ask, Logits, Session, token_array
 from ggufspec.engine.prompt_cache import CachedText, PromptCache, PromptRow
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
-from ggufspec.llama.head import Head, HeadSession
-from ggufspec.llama.head_sessions import BlockSession, SharedCacheSession
+from ggufspec.llama.head import Head
 from ggufspec.llama.mapped_session import MappedSession
-from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.session import LlamaSession, SlotSession
 from ggufspec.llama.vocab_map import VocabMap
 
 # A prompt continues a slot if it begins with nearly all of its last prompt. Chat templates of
@@ -31,15 +30,13 @@ _N_WORTH_BORROWING = 8  # tokens
 _N_WORTH_KEEPING = 64
 _SHARE_WORTH_KEEPING = 0.25
 
-DraftSession = LlamaSession | MappedSession | HeadSession | SharedCacheSession | BlockSession
-
 
 @dataclass(eq=False)
 class Slot:
     """A sequence of the target, and one of the draft if there is one."""
 
     target: LlamaSession
-    draft: DraftSession | None
+    draft: SlotSession | None
     # Weak: a generation that is dropped without being closed does not keep its slot.
     leases: WeakSet[SlotLease] = field(default_factory=WeakSet)
     used_at: int = 0  # the clock at its last use
@@ -48,7 +45,7 @@ class Slot:
     row: PromptRow | None = None  # of its last prompt
 
     @property
-    def sessions(self) -> Sequence[DraftSession | None]:
+    def sessions(self) -> Sequence[SlotSession | None]:
         """The sessions of target and draft."""
         return self.target, self.draft
 
@@ -84,11 +81,8 @@ class Slot:
     def read(self, tokens: Sequence[int]) -> None:
         """Have target and drafts process a text. Raises DecodeError, ClosedError."""
         for session in self.sessions:
-            if isinstance(session, (LlamaSession, MappedSession)):
-                while piece := session.piece(tokens):
-                    piece.context.decode(piece.tokens, 0, piece.sequence)
-            elif isinstance(session, (HeadSession, BlockSession)):
-                session.read(tokens)
+            if session is not None:
+                session.feed(tokens)
 
     def restore(self, text: CachedText) -> None:
         """Replace the slot's state by a saved text. Raises DecodeError, ClosedError."""
@@ -111,21 +105,25 @@ class Slots:
     def __init__(
         self,
         target: Context,
-        draft: Context | Head | None,
+        draft: Context | None,
+        head: Head | None = None,
         vocab_map: VocabMap | None = None,
         cache: PromptCache | None = None,
     ) -> None:
-        """`vocab_map`: for a draft with another vocabulary than the target's. `cache` keeps texts
-        that have left their slots.
+        """`head`: whose context `draft` is, if it is one. `vocab_map`: for a draft with another
+        vocabulary than the target's. `cache` keeps texts that have left their slots.
         """
         self._all = [
-            Slot(LlamaSession(target, i), _draft_session(draft, i, target, vocab_map))
+            Slot(
+                LlamaSession(target, i),
+                head.sessions[i] if head else _draft_session(draft, i, target, vocab_map),
+            )
             for i in range(target.n_sequences)
         ]
-        self.drafts_blocks = isinstance(draft, Head) and draft.facts.block is not None
+        self.drafts_blocks = head is not None and head.facts.block is not None
         self._can_borrow = target.can_share_passes
         # A head needs the hidden state of a prompt's last token; exact passes repeat anyway.
-        self.keeps_rows = not isinstance(draft, Head) and not target.options.is_exact
+        self.keeps_rows = head is None and not target.options.is_exact
         self.clock = count(1)  # gives values of used_at
         self.cache = cache or PromptCache(0)
 
@@ -304,16 +302,15 @@ class _LeasedBlocks:
         return self._lease.score(tokens, draft)
 
     def gaps(self, tokens: Sequence[int], n_most: int) -> Sequence[float]:
-        return self._lease.slot.draft.gaps(tokens, n_most)  # type: ignore[union-attr]
+        found: Sequence[float] = self._lease.slot.draft.gaps(tokens, n_most)  # type: ignore[union-attr]
+        return found
 
 
 def _draft_session(
-    draft: Context | Head | None, sequence: int, target: Context, vocab_map: VocabMap | None
-) -> DraftSession | None:
+    draft: Context | None, sequence: int, target: Context, vocab_map: VocabMap | None
+) -> SlotSession | None:
     if draft is None:
         return None
-    if isinstance(draft, Head):
-        return draft.sessions[sequence]
     if vocab_map is None:
         return LlamaSession(draft, sequence, n_vocab=target.n_vocab, drafts=True)
     return MappedSession(LlamaSession(draft, sequence, drafts=True), vocab_map)

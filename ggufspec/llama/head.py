@@ -206,7 +206,10 @@ class HeadSession:
         self._context.pointer  # noqa: B018  (raises)
         return min(n_same(token_array(tokens), self._text), self._n_true)
 
-    def read(self, tokens: Sequence[int]) -> None:
+    def piece(self, tokens: Sequence[int], n_most: int | None = None) -> None:
+        """None: it reads prompts along with the target."""
+
+    def feed(self, tokens: Sequence[int]) -> None:
         """Read the last tokens that the target has read; earlier ones were read along with it."""
         self.follow(tokens)
         self._read_unread()
@@ -219,7 +222,7 @@ class HeadSession:
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
         """A copy of its cells of a text, with the target's last state. Raises as `score`."""
-        self.read(tokens)
+        self.feed(tokens)
         self._cut(self._n_true)
         n = max(self._n_true - self._n_skipped, 0)
         self._context.truncate(n, self.sequence)

@@ -119,7 +119,10 @@ class BlockSession:
             self._n_firm = 0
         return n
 
-    def read(self, tokens: Sequence[int]) -> None:
+    def piece(self, tokens: Sequence[int], n_most: int | None = None) -> None:
+        """None: it reads prompts along with the target."""
+
+    def feed(self, tokens: Sequence[int]) -> None:
         """Read the last tokens that the target has read; earlier ones were read along with it."""
         self.follow(tokens)
         self._read(self._given.end)
@@ -134,7 +137,7 @@ class BlockSession:
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
         """A copy of its cells of a text. Raises DecodeError, ClosedError."""
-        self.read(tokens)
+        self.feed(tokens)
         self._context.truncate(len(self._held), self.sequence)
         return saved_text.save(self._context, self.sequence)
 
@@ -318,6 +321,12 @@ class SharedCacheSession:
         """Drop all states of a text. Raises ClosedError."""
         self._context.truncate(0, self.sequence)
         self.restore(None)
+
+    def piece(self, tokens: Sequence[int], n_most: int | None = None) -> None:
+        """None, and `feed` does nothing: the target's cells are those that it reads."""
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """See piece."""
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
         """Nothing: the target's cells are those that it reads."""

@@ -89,6 +89,12 @@ class MappedSession:
         read = self._reading(tokens)
         return self._session.piece(read, n_most) if len(read) < self._session.n_ctx else None
 
+    def feed(self, tokens: Sequence[int]) -> None:
+        """See LlamaSession.feed. Nothing where there is no room."""
+        read = self._reading(tokens)
+        if len(read) < self._session.n_ctx:
+            self._session.feed(read)
+
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
         self._ahead = None

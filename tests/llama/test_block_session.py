@@ -329,7 +329,7 @@ def test_a_borrowed_text_is_drafted_from_at_once(contexts: Contexts, pair: Pair)
     if not contexts.context.can_share_passes:
         pytest.skip("windows: sequences share no cells")
     contexts.sessions[0].feed([*TEXT, 4])
-    session_in(contexts, 0).read([*TEXT, 4])
+    session_in(contexts, 0).feed([*TEXT, 4])
     contexts.sessions[1].borrow(0, TEXT[:-1])
     session_in(contexts, 1).borrow(0, TEXT[:-1])
     assert contexts.sessions[1].unread(TEXT[:-1]) == ()
@@ -403,7 +403,7 @@ def test_rows_are_computed_again_after_measurements(contexts: Contexts) -> None:
     session.forget()
     assert np.array_equal(session.score(TEXT[:1]), row)
     contexts.sessions[0].feed(TEXT)
-    session.read(TEXT)
+    session.feed(TEXT)
     session.forget()
     assert np.isfinite(session.score([TEXT[0], int(row.argmax())]).max())
 

@@ -98,7 +98,7 @@ class Machine:
         self.facts = contexts.head.facts
         layers = self.facts.n_layers
         self.n_at_once = oracle.pair.n_at_once or (layers if layers > 1 else None)
-        self.slots = Slots(contexts.target, contexts.head)
+        self.slots = Slots(contexts.target, contexts.head.context, contexts.head)
         self.leases = [SlotLease(self.slots) for _ in range(N_SLOTS)]
         self.targets: list[LlamaSession | None] = [None] * N_SLOTS
         self.texts: list[Tokens] = [[], []]
