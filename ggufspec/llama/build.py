@@ -1,15 +1,12 @@
-"""What llama.cpp was built with, which devices it found, and what keeps it from using a GPU."""
+"""What llama.cpp was built with, which devices it found, and what it does not use."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import platform
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import llama_cpp
@@ -18,46 +15,21 @@ from ggufspec import _native
 from ggufspec.drafting import profile_store
 from ggufspec.llama import devices, kernels, threadpool
 from ggufspec.llama.devices import POINTER, SIZE, TEXT, Device
-from ggufspec.llama.install import (
-    CUDA,
-    METAL,
-    NATIVE,
-    VULKAN,
-    VisibleGpu,
-    build_command,
-    text_of,
-    visible_gpus,
-    wheel_command,
-)
+from ggufspec.llama.install import build_command
 from ggufspec.placement.speeds import known_bandwidth
 
 _KINDS: Final = ("CPU", "GPU", "integrated GPU", "accelerator", "several devices")
 _HOST: Final = ("CPU", "BLAS", "RPC", "ZenDNN", "zDNN")  # backends without devices for layers
 _SOFTWARE: Final = ("llvmpipe", "softpipe", "SwiftShader")  # Vulkan drivers that use the CPU
-
-# Variables of the environment that hide devices from a backend.
-_HIDING: Final = {
-    CUDA: ("CUDA_VISIBLE_DEVICES",),
-    "ROCm": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-    VULKAN: (
-        *("GGML_DISABLE_VULKAN", "GGML_VK_VISIBLE_DEVICES"),
-        *("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_LOADER_DRIVERS_DISABLE"),
-    ),
-    "SYCL": ("ONEAPI_DEVICE_SELECTOR",),
+_VULKAN: Final = "Vulkan"
+# What a processor has that can use these kernels of the extension, by ggml's names.
+_FEATURES: Final = {
+    "avx2": ("AVX", "AVX2", "FMA", "F16C"),
+    "avx_vnni": ("AVX_VNNI",),
+    "avx512_vnni": ("AVX512", "AVX512_VNNI"),
+    "neon_dotprod": ("DOTPROD",),
 }
-_ADVICE: Final = {
-    CUDA: "Install NVIDIA's driver: `nvidia-smi` must list the GPU. A container needs "
-    "`docker run --gpus all`",
-    "ROCm": "Install AMD's driver: `rocminfo` must list the GPU",
-    VULKAN: "Install the GPU's Vulkan driver (Debian, Ubuntu: mesa-vulkan-drivers; NVIDIA: its own "
-    "driver): `vulkaninfo --summary` must list the GPU. Software devices such as llvmpipe are "
-    "used only if GGML_VK_VISIBLE_DEVICES names them, such as 0",
-}
-_NEEDED: Final = {
-    CUDA: "the CUDA toolkit (nvcc)",
-    METAL: "Xcode's command line tools",
-    VULKAN: "libvulkan-dev, glslc, spirv-headers and the GPU's driver (mesa-vulkan-drivers)",
-}
+_VARIANT = re.compile(r"(?:lib)?ggml-cpu-[a-z]\w*\.(?:so|dylib|dll)")
 
 
 def backends() -> dict[str, int]:
@@ -73,13 +45,13 @@ def backends() -> dict[str, int]:
     found: dict[str, int] = {}
     # Vulkan's backend is not in the list if no driver can be used, or the environment disables it.
     if any(hasattr(each, "ggml_backend_vk_reg") for each in devices.libraries()):
-        found[VULKAN] = 0
+        found[_VULKAN] = 0
     if library is None:
         return found
     for i in range(library.ggml_backend_reg_count()):
         backend = library.ggml_backend_reg_get(i)
         name = library.ggml_backend_reg_name(backend).decode("utf-8", "replace")
-        found[METAL if name == "MTL" else name] = library.ggml_backend_reg_dev_count(backend)
+        found["Metal" if name == "MTL" else name] = library.ggml_backend_reg_dev_count(backend)
     return found
 
 
@@ -91,16 +63,8 @@ def why_no_gpu() -> str:
     return f"llama.cpp's {' and '.join(built)} backend found no GPU"
 
 
-def advice(
-    built: Mapping[str, int],
-    found: Sequence[Device],
-    visible: Sequence[VisibleGpu],
-    environment: Mapping[str, str],
-) -> list[str]:
-    """What keeps llama.cpp from using a GPU, and what to do; each in a line or two.
-
-    built: backends with their numbers of devices. visible: GPUs that the operating system shows.
-    """
+def advice(built: Mapping[str, int], found: Sequence[Device]) -> list[str]:
+    """What keeps llama.cpp from using a GPU, and what to do; `built`: see `backends`."""
     gpus = [device for device in found if device.is_gpu]
     lines = [
         f"{gpu.name} is a software device: it computes on the CPU, and is slower than the CPU "
@@ -108,47 +72,32 @@ def advice(
         for gpu in gpus
         if gpu.description.startswith(_SOFTWARE)
     ]
+    of_gpus = [name for name in built if name not in _HOST]
     if len(lines) < len(gpus):
         return lines
-    of_gpus = [name for name in built if name not in _HOST]
-    if not of_gpus:
-        lines.append("built without CUDA, Metal, Vulkan: no layers can be offloaded")
-    for name in (name for name in of_gpus if not built[name]):
-        given = [f"{of}={environment[of]}" for of in _HIDING.get(name, ()) if of in environment]
-        unset = f"{', '.join(given)} may hide it: try without. " if given else ""
+    if of_gpus and not gpus:
         lines.append(
-            f"built with {name}, but it found no device: no layers can be offloaded. {unset}"
-            f"{_ADVICE.get(name, 'Install the driver of the GPU')}"
+            f"built with {' and '.join(of_gpus)}, but it found no device: no layers can be "
+            "offloaded. Install the GPU's driver, which must list it (nvidia-smi, rocminfo, "
+            "vulkaninfo --summary); this user needs access to /dev/dri (group render or video), a "
+            "container needs `docker run --gpus all`. CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or "
+            "GGML_VK_VISIBLE_DEVICES may hide it"
         )
-    for gpu in visible:
-        if gpu.closed:
-            lines.append(
-                f"{gpu.closed} cannot be opened by this user: add the user to the group that it "
-                "belongs to (render or video), and log in again"
-            )
-    usable = {gpu.backend: gpu.name for gpu in visible if gpu.backend not in built}
-    for backend, name in usable.items():
+    elif not of_gpus:
+        is_mac = sys.platform == "darwin"
+        needed = "Xcode's command line tools" if is_mac else "the CUDA toolkit (nvcc)"
+        other = "" if is_mac else " (AMD, Intel: -DGGML_VULKAN=on)"
         lines.append(
-            f"{name} is there, but this build cannot use it. Install {_NEEDED[backend]}, then:\n"
-            f"  {build_command([*built, backend])}"
-        )
-        if wheel := wheel_command(backend):
-            lines[-1] += f"\nor install a prebuilt wheel, without a compiler:\n  {wheel}"
-    if not of_gpus and not usable:
-        own = METAL if sys.platform == "darwin" else CUDA
-        other = "" if own == METAL else " (AMD, Intel: -DGGML_VULKAN=on)"
-        lines.append(
-            f"for a GPU, install {_NEEDED[own]}, then{other}:\n  {build_command([*built, own])}"
+            "built without CUDA, Metal, Vulkan: no layers can be offloaded. For a GPU, install "
+            f"{needed}, then{other}:\n  {build_command([*built, 'Metal' if is_mac else 'CUDA'])}"
         )
     return lines
 
 
-def processor_advice(
-    missing: Sequence[str], built: Iterable[str], own_kernels: str | None
-) -> list[str]:
+def processor_advice(missing: Sequence[str], own_kernels: str | None) -> list[str]:
     """What to do about a build without `missing`, which this processor could use.
 
-    built: backends. own_kernels: the instructions of ggufspec's kernels, where they are used.
+    `own_kernels`: the instructions of ggufspec's kernels, where they are used.
     """
     if not missing:
         return []
@@ -161,14 +110,13 @@ def processor_advice(
     return [
         f"llama.cpp does not use {_listed(missing)} of this processor: it was built without, as "
         f"prebuilt wheels are. {effect}. With a C++ compiler, build it for this processor:\n"
-        f"  {_native_command(built)}"
+        f"  {_native_command()}"
     ]
 
 
 def notice() -> str | None:
     """A line about a slow build; None if it was given before, which the cache folder remembers."""
-    missing = missing_sets()
-    if not slow_without(missing):
+    if not (missing := missing_sets()):
         return None
     key = {"about": "slow build", **kernels.build_key()}
     if profile_store.recall(key) is not None:
@@ -184,15 +132,23 @@ def notice() -> str | None:
 def missing_sets() -> list[str]:
     """Instruction sets that the build lacks, and OPENMP where no threads are kept either."""
     built = features().get("CPU", "").split()
-    if has_variants():
+    if has_variants() or not built:
         return []
-    found = unused_sets(built, of_processor())
+    wider = ["AVX_VNNI"] if "AVX512_VNNI" in built else []  # the same, in narrower registers
+    found = [name for name in of_processor() if name not in (*built, *wider)]
     has_threads = "OPENMP" in built or threadpool.are_needed() or sys.platform == "darwin"
-    return found if has_threads or not built else [*found, "OPENMP"]
+    return found if has_threads else [*found, "OPENMP"]
 
 
-def _native_command(built: Iterable[str]) -> str:
-    return build_command([*built, NATIVE, *(() if sys.platform == "darwin" else ("OPENMP",))])
+def of_processor() -> list[str]:
+    """The instruction sets of this processor that ggml and the extension have code for."""
+    usable = _native.kernel_instructions()
+    return [name for each, names in _FEATURES.items() if each in usable for name in names]
+
+
+def _native_command() -> str:
+    native = ("NATIVE",) if sys.platform == "darwin" else ("NATIVE", "OPENMP")
+    return build_command([*backends(), *native])
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -227,15 +183,15 @@ def facts() -> dict[str, Any]:
             "instruction_sets": of_processor(),
             "missing": missing,
             "has_variants": has_variants(),
-            "build_command": _native_command(built) if missing else None,
+            "build_command": _native_command() if missing else None,
         },
         "kernels": own._asdict(),
         "n_threads": devices.n_threads_default(),
         "n_logical_cores": devices.n_logical_cores(),
         "thread_pools": threadpool.are_needed(),
         "advice": [
-            *processor_advice(missing, built, own.instructions),
-            *advice(built, found, visible_gpus(), os.environ),
+            *processor_advice(missing, own.instructions),
+            *advice(built, found),
         ],
     }
 
@@ -257,68 +213,6 @@ def print_facts() -> None:
     """Print `facts` as JSON, in a child process: a driver may crash, print or hang meanwhile."""
     logging.basicConfig(format="%(message)s")
     sys.stdout.write(f"\n{json.dumps(facts())}\n")
-
-
-# By ggml's names: as Linux and as macOS call them. The order is that of messages. ggml's code for
-# AVX-512 needs its BW part.
-_X86: Final = {
-    "AVX": ("avx", "avx1_0"),
-    "AVX2": ("avx2", "avx2_0"),
-    "FMA": ("fma", "fma"),
-    "F16C": ("f16c", "f16c"),
-    "AVX_VNNI": ("avx_vnni", ""),
-    "AVX512": ("avx512bw", "avx512bw"),
-    "AVX512_VNNI": ("avx512_vnni", "avx512vnni"),
-    "AVX512_BF16": ("avx512_bf16", ""),
-    "AMX_INT8": ("amx_int8", ""),
-}
-_ARM: Final = {
-    "DOTPROD": ("asimddp", "arm.FEAT_DotProd"),
-    "MATMUL_INT8": ("i8mm", "arm.FEAT_I8MM"),
-    "FP16_VA": ("asimdhp", "arm.FEAT_FP16"),
-    "SVE": ("sve", ""),
-}
-# Where the operating system does not say it: what a processor has that can use these own kernels.
-_OF_KERNELS: Final = {
-    "avx2": ("AVX", "AVX2", "FMA", "F16C"),
-    "avx_vnni": ("AVX_VNNI",),
-    "avx512_vnni": ("AVX512", "AVX512_VNNI"),
-    "neon_dotprod": ("DOTPROD",),
-}
-# Used for weights of these types only, or by few operations: no reason for a warning.
-_MINOR: Final = ("AVX512_BF16", "FP16_VA", "SVE")
-
-CPUINFO: Final = Path("/proc/cpuinfo")
-_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
-_VARIANT = re.compile(r"(?:lib)?ggml-cpu-[a-z]\w*\.(?:so|dylib|dll)")
-
-
-def of_processor(cpuinfo: Path = CPUINFO) -> list[str]:
-    """The instruction sets of this processor that ggml has code for; empty if unknown."""
-    known = _ARM if platform.machine().lower() in ("arm64", "aarch64") else _X86
-    if sys.platform == "darwin":  # names below hw.optional whose value is 1
-        lines = devices.sysctl("hw.optional").splitlines()
-        has = {line[len("hw.optional.") : -len(": 1")] for line in lines if line.endswith(": 1")}
-        return [name for name, (_, apple) in known.items() if apple in has]
-    if found := _FLAGS.search(text_of(cpuinfo)):
-        return [name for name, (linux, _) in known.items() if linux in found[1].split()]
-    usable = {name for each in _native.kernel_instructions() for name in _OF_KERNELS.get(each, ())}
-    return [name for name in known if name in usable]
-
-
-def unused_sets(built: Collection[str], processor: Iterable[str]) -> list[str]:
-    """Those of `processor` that would make a build faster; none if `built` is empty: unknown."""
-    has_wider = "AVX512_VNNI" in built  # the same products, in registers of twice the width
-    return [
-        name
-        for name in processor
-        if built and name not in built and not (name == "AVX_VNNI" and has_wider)
-    ]
-
-
-def slow_without(names: Iterable[str]) -> bool:
-    """Whether a build without these instruction sets is noticeably slower."""
-    return any(name not in _MINOR for name in names)
 
 
 def has_variants() -> bool:

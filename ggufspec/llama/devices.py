@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 
-from ggufspec.llama.install import text_of
 from ggufspec.llama.log import listening
 from ggufspec.placement.overrides import Overrides, check_buffers
 from ggufspec.placement.speeds import Gpu
@@ -50,7 +49,7 @@ def _n_cores() -> int:
         return max(min(n_cores, round(cpu_quota() or n_cores)), 1)
     if sys.platform == "darwin":
         for key in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
-            found = sysctl("-n", key)
+            found = _sysctl("-n", key)
             if found.isdigit():
                 return int(found)
     return max((os.cpu_count() or 2) // 2, 1)
@@ -96,7 +95,7 @@ def physical_memory() -> int | None:
 @cache
 def cpu_name() -> str:
     """The model name of the processor; may be empty."""
-    if sys.platform == "darwin" and (found := sysctl("-n", "machdep.cpu.brand_string")):
+    if sys.platform == "darwin" and (found := _sysctl("-n", "machdep.cpu.brand_string")):
         return found
     for line in _lines(Path("/proc/cpuinfo")):
         name, _, value = line.partition(":")
@@ -338,10 +337,14 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
 
 
 def _lines(path: Path) -> list[str]:
-    return text_of(path).splitlines()
+    """The lines of a file of the operating system; none if it cannot be read."""
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
-def sysctl(*arguments: str) -> str:
+def _sysctl(*arguments: str) -> str:
     """What macOS's `sysctl` prints; empty if it fails."""
     try:
         return subprocess.run(["sysctl", *arguments], capture_output=True, text=True).stdout.strip()

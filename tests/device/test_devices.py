@@ -48,7 +48,7 @@ def test_what_llama_cpp_logs_about_devices_is_not_on_stderr() -> None:
 def test_a_build_whose_device_is_gone_works_on_the_cpu_and_says_so(tmp_path: Path) -> None:
     advice = json.loads(ggufspec("devices", "--json", **HIDDEN).stdout)["advice"]
     assert "it found no device: no layers can be offloaded" in advice[0]
-    assert " may hide it: try without." in advice[0]
+    assert " may hide it" in advice[0]
     run = ggufspec("run", *PAIR, "-ngl", "99", "-p", "Once", "-n", "4", **HIDDEN)
     assert "no layers were offloaded: llama.cpp's " in run.stderr
     assert "-ngl 0" in ggufspec("plan", *PAIR, **HIDDEN).stdout
