@@ -89,16 +89,6 @@ def test_a_process_survives_its_first_pass(
     assert kernels.amx_works() is works, "another trial would fail"
 
 
-@with_amx
-def test_the_environment_variable_overrides_the_trial(
-    quantized: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(kernels.AMX_VARIABLE, "off")
-    lines = loaded(quantized)
-    assert not any("AMX model buffer" in line for line in lines)
-    assert not any("do not work" in line for line in lines), "nothing was tried"
-
-
 def interpreter(folder: Path, script: str) -> str:
     path = folder / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -109,8 +99,8 @@ def interpreter(folder: Path, script: str) -> str:
 @on_posix
 @pytest.mark.parametrize(
     "script",
-    [None, "sleep 60", "exit 1", "kill -9 $$", "kill -TERM $$", "exit 0"],
-    ids=["no interpreter", "timeout", "exception", "out of memory", "ended", "no answer"],
+    [None, "sleep 60", "kill -9 $$", "exit 0"],
+    ids=["no interpreter", "timeout", "out of memory", "no answer"],
 )
 def test_a_trial_without_an_answer_is_made_again(
     script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +119,7 @@ def test_a_trial_without_an_answer_is_made_again(
 
 
 @on_posix
-@pytest.mark.parametrize("script", ["kill -SEGV $$", "kill -ILL $$", "echo wrong"])
+@pytest.mark.parametrize("script", ["kill -SEGV $$", "echo wrong"])
 def test_a_definite_failure_is_remembered(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,11 +5,8 @@ See also test_head.py, where all that they compute depends on all that they read
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
-from itertools import count
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,12 @@ import numpy as np
 import pytest
 import tiny_blocks
 import tiny_heads
-from head_pairs import Contexts, Interrupted, Pair
+from head_pairs import Contexts, Pair
 from tiny_blocks import SMALL_WITH_MASK, BlockHead
 from tiny_heads import Table
 
 from ggufspec.decoding.types import Logits
-from ggufspec.errors import ClosedError, NoRoomError
+from ggufspec.errors import NoRoomError
 from ggufspec.llama.head_sessions import BlockSession
 
 TABLE = Table(vocab=SMALL_WITH_MASK, n_classes=4)
@@ -113,130 +110,6 @@ def assert_rows(session: BlockSession, head: BlockHead, text: Tokens, drafted: T
         session.score([*text, *along])
 
 
-class Machine:
-    """Texts in two sequences, which grow, and are left for others."""
-
-    def __init__(self, contexts: Contexts, head: BlockHead, seed: int) -> None:
-        self.random, self.contexts, self.head = random.Random(seed), contexts, head
-        self.texts: list[Tokens] = [[], []]
-        self.is_read = [False, False]  # the target has decoded the text up to its last token
-        self.n_compared = self.n_trees = 0
-
-    def tokens(self, n: int) -> Tokens:
-        return [self.random.randrange(24) for _ in range(n)]
-
-    def begin(self, i: int) -> None:
-        mine, other = self.texts[i], self.texts[1 - i]
-        self.is_read[i] = False
-        kept = self.random.choice([[], mine, other])
-        kept = kept[: self.random.randint(0, len(kept))][: N_CTX // 2]
-        self.texts[i] = [*kept, *self.tokens(self.random.choice([2, 5, 30]))]
-        if self.random.random() < 0.5 and self.is_read[1 - i]:
-            n = self.contexts.sessions[1 - i].n_common(self.texts[i])
-            for sessions in (self.contexts.sessions, self.contexts.head.sessions):
-                known = min(sessions[1 - i].n_common(self.texts[i]), n)
-                sessions[i].borrow(1 - i, self.texts[i][:known])
-        self.contexts.sessions[i].feed(self.texts[i][:-1])
-        self.is_read[i] = True
-
-    def draft(self, i: int) -> Tokens:
-        """Compare a row or all; returns what is drafted."""
-        if not self.is_read[i]:
-            return []
-        text, drafted = self.texts[i], list[int]()
-        for _ in range(self.random.randint(0, self.head.n_max)):
-            row = wanted_row(self.head, text, drafted)
-            some = np.flatnonzero(np.isfinite(row))
-            token = row.argmax() if self.random.random() < 0.6 else self.random.choice(some)
-            drafted.append(int(token))
-        assert_rows(session_in(self.contexts, i), self.head, text, drafted)
-        self.n_compared += 1
-        return drafted
-
-    def grow(self, i: int) -> None:
-        """A round: draft some tokens, perhaps a tree of them, and accept a path."""
-        draft = self.draft(i) if self.random.random() < 0.7 else self.tokens(3)
-        parents: Tokens = []
-        if self.random.random() < 0.4 and 0 < len(draft) < N_DRAFT:
-            draft, parents = [*draft, (draft[0] + 1) % 24], [*range(-1, len(draft) - 1), -1]
-            self.n_trees += 1
-        self.is_read[i] = False
-        self.contexts.sessions[i].score(self.texts[i], draft, parents)
-        n = self.random.randint(0, len(draft) - bool(parents))
-        path = draft[-1:] if parents and self.random.random() < 0.5 else draft[:n]
-        # A next token that was drafted there would be one that the target has decoded, too.
-        other = self.random.choice([token for token in range(24) if token not in draft])
-        self.texts[i] = [*self.texts[i], *path, other]
-        self.is_read[i] = True
-
-    def forget(self, i: int) -> None:
-        self.is_read[i] = False
-        self.contexts.sessions[i].forget()
-        session_in(self.contexts, i).forget()
-
-    def step(self) -> None:
-        i = self.random.randrange(N_SLOTS)
-        choice = self.random.random()
-        if not self.texts[i] or len(self.texts[i]) > N_CTX - 20 or choice < 0.15:
-            self.begin(i)
-        elif choice < 0.2:
-            self.forget(i)
-        else:
-            self.grow(i)
-
-    def interrupt(self) -> None:
-        """A step that ends at any moment."""
-        sys.setprofile(Interrupted(self.random.randrange(self.random.choice((20, 200, 1000))) + 1))
-        try:
-            with suppress(KeyboardInterrupt):
-                self.step()
-        finally:
-            sys.setprofile(None)
-        self.is_read = [False, False]  # a path of a tree may be lost
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_rows_and_gaps_are_those_of_the_planted_table(
-    contexts: Contexts, pair: Pair, seed: int
-) -> None:
-    machine = Machine(contexts, head_in(pair), seed)
-    for _ in range(40):
-        machine.step()
-    assert machine.n_compared > 10
-    assert machine.n_trees > 2 or contexts.target.n_leaves == 1
-
-
-def test_so_they_are_after_ctrl_c_at_any_moment(contexts: Contexts, pair: Pair) -> None:
-    machine = Machine(contexts, head_in(pair), 3)
-    for i in range(80):
-        machine.interrupt() if i % 4 == 0 else machine.step()
-    assert machine.n_compared > 5
-
-
-@pytest.mark.parametrize("kind", ["dflash", "dflash2"])
-def test_so_they_are_after_ctrl_c_at_each_moment(kind: str, tmp_path: Path) -> None:
-    """In the middle of what is read, of a block, and of taking the target's states."""
-    pair = written(tmp_path, kind)
-    head, other = head_in(pair), [*TEXT[:4], 6, 6, 13, 4, 17]
-    with closing(made(pair)) as contexts:
-        target, session = contexts.sessions[0], session_in(contexts)
-        for at in count(1, 3):
-            target.feed(TEXT)
-            interrupted = Interrupted(at)
-            sys.setprofile(interrupted)
-            try:
-                with suppress(KeyboardInterrupt):
-                    target.score(other[:-2], other[-2:])
-                    session.score(other)
-            finally:
-                sys.setprofile(None)
-            target.score(other[:-1])
-            assert_rows(session, head, other, [])
-            if interrupted.is_late:
-                break
-    assert at > 50
-
-
 def test_a_block_is_computed_once_and_its_cells_are_dropped(contexts: Contexts, pair: Pair) -> None:
     """Its gaps are known before any of its tokens."""
     session, head, text = session_in(contexts), head_in(pair), [*TEXT]
@@ -302,16 +175,6 @@ def test_a_text_with_another_token_has_another_block(contexts: Contexts, pair: P
     contexts.sessions[0].feed([*TEXT, 4, 6])
     for text in ([*TEXT, 4, 6, 2], [*TEXT, 4, 6, 3], [*TEXT, 4, 2], TEXT):
         assert_rows(session, head, text, [])
-
-
-def test_blocks_of_several_texts_do_not_meet(contexts: Contexts, pair: Pair) -> None:
-    texts = TEXT, [*TEXT[:6], 4, 4, 21, 3]
-    for i, text in enumerate(texts):
-        contexts.sessions[i].feed(text[:-1])
-    for n in range(4):
-        i = n % 2
-        drafted = head_in(pair).drafted(texts[i], n)
-        assert_rows(session_in(contexts, i), head_in(pair), texts[i], drafted)
 
 
 def test_rows_are_computed_again_after_another_text_was_read(
@@ -406,26 +269,3 @@ def test_rows_are_computed_again_after_measurements(contexts: Contexts) -> None:
     session.feed(TEXT)
     session.forget()
     assert np.isfinite(session.score([TEXT[0], int(row.argmax())]).max())
-
-
-def test_logits_of_several_tokens_are_those_of_one_after_the_other(
-    contexts: Contexts, pair: Pair
-) -> None:
-    session, head = session_in(contexts), head_in(pair)
-    contexts.sessions[0].feed(TEXT[:-1])
-    drafted = head.drafted(TEXT, 3)
-    rows = session.score(TEXT, drafted)
-    assert rows.shape == (4, len(TABLE.vocab))
-    for n in range(4):
-        assert np.array_equal(rows[n], session.score([*TEXT, *drafted[:n]])[0])
-
-
-def test_a_closed_context_computes_no_blocks(pair: Pair) -> None:
-    contexts = made(pair)
-    contexts.sessions[0].feed(TEXT[:-1])
-    contexts.close()
-    session = session_in(contexts)
-    with pytest.raises(ClosedError):
-        session.score(TEXT)
-    with pytest.raises(ClosedError):
-        session.forget()

@@ -35,7 +35,7 @@ def by_trying(texts: Sequence[str], words: Sequence[bytes]) -> Found:
 
 @pytest.mark.parametrize(
     "texts",
-    [["a"], ["ab", "ba"], ["aab", "", "b"], ["abaz", "az"], ["abab" * 12], ["b" * 41], ["\xff"]],
+    [["a"], ["aab", "", "b"], ["abaz", "az"], ["abab" * 12], ["b" * 41], ["\xff"]],
     ids=str,
 )
 def test_the_tokens_are_those_that_hold_or_begin_a_breaker(texts: list[str]) -> None:

@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
-import tiny
+from plain_context import WRITERS, plain_context
 
 from ggufspec.llama.context import Context
-from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.saved_text import Checkpoints, thin
 from ggufspec.llama.session import LlamaSession
 
-WRITERS: dict[str, Callable[..., Path]] = {
-    "mamba": tiny.write_mamba,
-    "hybrid": tiny.write_hybrid,
-    "qwen35": tiny.write_qwen35,
-}
 N_CTX = 2048
 SAVED = np.zeros(1, np.uint8)
 
 
-@pytest.fixture(scope="module", params=WRITERS)
+@pytest.fixture(scope="module", params=["mamba", "qwen35"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    loaded = Model(WRITERS[request.param](path))
-    yield loaded
-    loaded.close()
+    with closing(Model(WRITERS[request.param](path))) as loaded:
+        yield loaded
 
 
 @pytest.fixture
 def context(model: Model) -> Iterator[Context]:
-    made = context_of(model)
-    yield made
-    made.close()
+    with closing(context_of(model)) as made:
+        yield made
 
 
 def context_of(model: Model, **options: Any) -> Context:
-    how = {"n_ctx": N_CTX, "n_batch": 64, "n_rows": 4, "type_k": "f32", "type_v": "f32", **options}
-    return Context(model, ContextOptions(n_threads=1, flash_attention="off", **how))
+    return plain_context(model, **{"n_ctx": N_CTX, "n_batch": 64, "n_rows": 4, **options})
 
 
 def messages(model: Model, *lengths: int, seed: int = 0) -> list[int]:
@@ -77,11 +68,11 @@ def test_a_turn_without_the_earlier_reasoning_reads_only_what_is_new(
 
 
 def test_only_the_last_ends_are_kept_and_none_where_none_is_wanted(model: Model) -> None:
-    for n_kept in (0, 2, 3):
+    for n_kept in (0, 2):
         context = context_of(model, n_checkpoints=n_kept)
         session, text = LlamaSession(context), messages(model, *[70] * 10)
         session.feed([*text, 5])
-        for n_back in (1, 2, 3, 4):
+        for n_back in (1, 2, 3):
             departed = [*text[: -70 * (n_back - 1) or None], 6, 7]
             wanted = 2 if n_back <= n_kept else len(departed)
             session = LlamaSession(context)
@@ -98,14 +89,6 @@ def test_ends_that_are_marked_stay_through_later_turns(context: Context, model: 
         assert n_read(session, text) == 120 + (100 if turn == 0 else 0)
         session.score([*text, 5], [6, 7])
         session.score([*text, 5, 6, 8], [6, 7])
-
-
-def test_marks_of_another_text_are_dropped(context: Context, model: Model) -> None:
-    session = LlamaSession(context)
-    session.feed([*messages(model, 100, 100), 5])
-    other = messages(model, 100, 90, seed=1)
-    assert n_read(session, other) == len(other)
-    assert n_read(session, [*other[:100], 7]) == 1
 
 
 def test_restored_checkpoints_are_kept_as_marked_ones(context: Context) -> None:

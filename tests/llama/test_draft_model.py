@@ -15,7 +15,7 @@ from greedy import assert_same
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.errors import ClosedError, ModelError, OptionError, VocabError
+from ggufspec.errors import ClosedError, OptionError, VocabError
 from ggufspec.llama.context import Context
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
@@ -59,55 +59,20 @@ def greedy(llama: Any, prompt: list[int], n_tokens: int = N_TOKENS) -> list[int]
 
 
 @pytest.fixture(scope="module")
-def judges() -> Iterator[tuple[Engine, Engine]]:
-    """The target alone and the draft alone, as `llama_cpp.Llama` computes them."""
-    how: Any = {"n_ctx": 512, "n_threads": 1, "flash_attention": "off"}
-    with (
-        ggufspec.load(embedded_target(), **how) as of_target,
-        ggufspec.load(embedded_draft(), **how) as of_draft,
-    ):
-        yield of_target, of_draft
+def judge() -> Iterator[Engine]:
+    """The target alone, as `llama_cpp.Llama` computes it."""
+    with ggufspec.load(embedded_target(), n_ctx=512, n_threads=1, flash_attention="off") as engine:
+        yield engine
 
 
-@pytest.mark.parametrize("n_draft", [1, 3, 8])
 def test_the_text_is_the_one_without_a_draft(
-    llama: MakeLlama, draft_model: MakeDraft, judges: tuple[Engine, Engine], n_draft: int
+    llama: MakeLlama, draft_model: MakeDraft, judge: Engine
 ) -> None:
-    plain = llama()
-    with_draft = llama(draft_model=draft_model(n_draft=n_draft))
+    plain, with_draft = llama(), llama(draft_model=draft_model())
     for text in PROMPTS:
         prompt = plain.tokenize(text.encode())
         wanted = greedy(plain, prompt)
-        assert_same(judges[0], prompt, greedy(with_draft, prompt), wanted)
-
-
-def test_the_completion_of_a_text_is_the_one_without_a_draft(
-    llama: MakeLlama, draft_model: MakeDraft, judges: tuple[Engine, Engine]
-) -> None:
-    plain, drafted = (
-        judges[0].tokenize(one(PROMPTS[0], max_tokens=30, temperature=0)["choices"][0]["text"])
-        for one in (llama(), llama(draft_model=draft_model()))
-    )
-    assert len(plain) > 10
-    assert_same(judges[0], PROMPTS[0], drafted, plain)
-
-
-def test_the_target_is_asked_less_often_than_it_writes(
-    llama: MakeLlama, draft_model: MakeDraft, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_draft = llama(draft_model=draft_model())
-    prompt = with_draft.tokenize(PROMPTS[1].encode())
-    n_evaluations = 0
-    evaluate = with_draft.eval
-
-    def counting(tokens: list[int]) -> None:
-        nonlocal n_evaluations
-        n_evaluations += 1
-        evaluate(tokens)
-
-    monkeypatch.setattr(with_draft, "eval", counting)
-    assert len(greedy(with_draft, prompt)) == N_TOKENS
-    assert 1 < n_evaluations < 0.8 * N_TOKENS
+        assert_same(judge, prompt, greedy(with_draft, prompt), wanted)
 
 
 def test_what_was_drafted_is_not_evaluated_again(
@@ -131,18 +96,6 @@ def test_what_was_drafted_is_not_evaluated_again(
     sizes.clear()
     draft(np.array([*text, *drafted, 200, 201], np.intc))
     assert sizes == [1, 1, 1, 1], "nothing was accepted"
-
-
-def test_a_draft_is_the_greedy_continuation(
-    llama: MakeLlama, draft_model: MakeDraft, judges: tuple[Engine, Engine]
-) -> None:
-    alone, draft = llama(embedded_draft()), draft_model(n_draft=8)
-    for text in PROMPTS:
-        prompt = alone.tokenize(text.encode())
-        drafted = draft(np.array(prompt, np.intc))
-        assert drafted.dtype == np.intc
-        assert drafted.shape == (8,)
-        assert_same(judges[1], prompt, drafted.tolist(), greedy(alone, prompt, 8))
 
 
 def test_a_draft_stops_where_its_text_ends(tmp_path: Path, draft_model: MakeDraft) -> None:
@@ -200,15 +153,11 @@ def test_a_draft_ends_with_the_context(draft_model: MakeDraft) -> None:
     assert len(draft(text[:10])) == 6, "a shorter text is drafted for as before"
 
 
-def test_no_text_has_no_draft(draft_model: MakeDraft) -> None:
-    assert draft_model()(np.array([], np.intc)).tolist() == []
-
-
-@pytest.mark.parametrize(("n_ctx", "n_ctx_draft"), [(64, 64), (64, 32), (256, 256), (256, 512)])
+@pytest.mark.parametrize(("n_ctx", "n_ctx_draft"), [(64, 32), (256, 512)])
 def test_a_text_may_fill_the_target_s_context(
     llama: MakeLlama,
     draft_model: MakeDraft,
-    judges: tuple[Engine, Engine],
+    judge: Engine,
     n_ctx: int,
     n_ctx_draft: int,
 ) -> None:
@@ -220,7 +169,7 @@ def test_a_text_may_fill_the_target_s_context(
     n_tokens = n_ctx - len(prompt)
     wanted, written = (greedy(one, prompt, n_tokens) for one in (plain, with_draft))
     assert len(written) == n_tokens
-    assert_same(judges[0], prompt, written, wanted)
+    assert_same(judge, prompt, written, wanted)
 
 
 # Opening and closing
@@ -237,43 +186,10 @@ def test_a_closed_draft_says_so(draft_model: MakeDraft) -> None:
             draft(shown)
 
 
-def test_one_draft_may_serve_several_llamas(
-    llama: MakeLlama, draft_model: MakeDraft, judges: tuple[Engine, Engine]
-) -> None:
-    draft = draft_model()
-    one, other = llama(draft_model=draft), llama(draft_model=draft)
-    prompt = one.tokenize(PROMPTS[0].encode())
-    written = greedy(one, prompt, 20)
-    one.close()
-    assert_same(judges[0], prompt, greedy(other, prompt, 20), written)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"n_draft": 0},
-        {"n_draft": -3},
-        {"n_draft": "3"},
-        {"n_ctx": 0},
-        {"n_ctx": -1},
-        {"n_threads": 0},
-        {"n_gpu_layers": "all"},
-    ],
-)
+@pytest.mark.parametrize("how", [{"n_draft": 0}, {"n_ctx": "3"}, {"n_gpu_layers": "all"}])
 def test_wrong_counts_are_refused(how: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"must be (at least 1|a whole number)"):
         ggufspec.DraftModel(embedded_draft(), **how)
-
-
-def test_a_wrong_file_is_refused(draft_model: MakeDraft, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="there is no file"):
-        draft_model(tmp_path / "missing.gguf")
-    with pytest.raises(ModelError, match="makes embeddings"):
-        draft_model(tiny.write_bert(tmp_path / "bert.gguf"), n_ctx=64)
-    timed = tiny.write_timed(tmp_path / "timed.gguf", [5, 6], n_ctx_train=64)
-    with pytest.raises(OptionError, match="too long"):
-        draft_model(timed, n_ctx=65)
-    assert len(draft_model(timed, n_ctx=64)(np.array([5], np.intc))) > 0
 
 
 def test_a_draft_model_that_is_dropped_frees_its_memory(

@@ -258,27 +258,23 @@ class Machine:
             sys.setprofile(None)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_logits_depend_on_the_text_only(contexts: Contexts, oracle: Oracle, seed: int) -> None:
-    machine = Machine(contexts, oracle, seed)
-    for _ in range(30):
-        machine.step()
-    assert machine.n_compared > 20
-    assert machine.n_trees > 5 or contexts.target.n_leaves == 1
-
-
-def test_so_they_do_after_ctrl_c_at_any_moment(contexts: Contexts, oracle: Oracle) -> None:
+def test_logits_depend_on_the_text_only_also_after_ctrl_c(
+    contexts: Contexts, oracle: Oracle
+) -> None:
     machine = Machine(contexts, oracle, 1)
-    for i in range(40):
-        machine.interrupt() if i % 5 == 0 else machine.step()
-    assert machine.n_compared > 5
+    for _ in range(20):
+        machine.step()
+    assert machine.n_compared > 10
+    for i in range(20):
+        machine.interrupt() if i % 4 == 0 else machine.step()
+    assert machine.n_trees > 2 or contexts.target.n_leaves == 1
 
 
 def test_ctrl_c_leaves_no_states_of_other_tokens(contexts: Contexts, oracle: Oracle) -> None:
     target, head = contexts.sessions[0], contexts.head.sessions[0]
     one, other = [*range(20, 40)], [*range(20, 28), *range(60, 72)]
     wanted = oracle([*other, 50])
-    for at in count(1):
+    for at in count(1, 3):
         target.feed(one)
         interrupted = Interrupted(at)
         sys.setprofile(interrupted)

@@ -42,9 +42,9 @@ PASSES = """
 """
 
 
-@pytest.fixture(scope="module", params=["Q4_0", "Q4_K_M"])
-def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("models") / f"{request.param}.gguf", request.param)
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("models") / "model.gguf", "Q4_K_M")
 
 
 def written(path: Path, type_: str) -> Path:
@@ -84,19 +84,6 @@ def test_logits_are_those_of_llama_cpp_up_to_rounding(quantized: Path, tmp_path:
     assert types
     assert none == []
     assert 0 < abs(ours - theirs).max() < 0.2 * theirs.std()
-
-
-def test_a_token_of_several_slots_costs_no_rounding(quantized: Path) -> None:
-    """Products are equal bit for bit, alone and beside others; attention is what is left."""
-    lines = run(
-        """
-        alone, _ = logits(sys.argv[1], 1)
-        together, _ = logits(sys.argv[1], 8)
-        print(np.abs(alone[0] - together[0]).max() == 0)
-        """,
-        quantized,
-    )
-    assert lines[-1] == "True"
 
 
 def test_other_code_in_the_process_keeps_llama_cpps_kernels(quantized: Path) -> None:
@@ -196,7 +183,7 @@ def test_passes_of_the_model_decide_once(quantized: Path, monkeypatch: pytest.Mo
     assert "passes over 1/2/4/8 tokens take" in first[-2]
 
 
-def test_ctrl_c_ends_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_measurement(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernels.VARIABLE)
     program = """
         import signal
@@ -212,10 +199,10 @@ def test_ctrl_c_ends_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         except KeyboardInterrupt:
             print(sum(share > 0.2 for share in shares))
     """
-    assert run(program, written(tmp_path / "model.gguf", "Q4_0")) == ["1"]
+    assert run(program, quantized) == ["1"]
 
 
-def test_ctrl_c_ends_a_pass_that_is_measured(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_pass_that_is_measured(quantized: Path) -> None:
     program = """
         import llama_cpp, signal, threading
         from ggufspec.llama.bare_context import BareContext
@@ -229,7 +216,7 @@ def test_ctrl_c_ends_a_pass_that_is_measured(tmp_path: Path) -> None:
             memory = llama_cpp.llama_get_memory(context.pointer)
             print(whole, llama_cpp.llama_memory_seq_pos_max(memory, 0))
     """
-    seconds, last = run(program, written(tmp_path / "model.gguf", "Q4_0"))[-1].split()
+    seconds, last = run(program, quantized)[-1].split()
     assert float(seconds) > 0.5, "it asks for signals ten times a second"
     assert int(last) == -1, "the pass has ended before its end"
 
@@ -284,25 +271,23 @@ SLOWED = """
     ("slow", "chosen"), [("none", "q4_K q6_K"), ("q6_K", "q4_K"), ("q4_K q6_K", "")]
 )
 def test_types_whose_kernels_are_slower_are_left_to_llama_cpp(
-    slow: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slow: str, chosen: str, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(kernels.VARIABLE)
-    path = written(tmp_path / "model.gguf", "Q4_K_M")
-    types, reason = run(SLOWED, path, slow)
+    types, reason = run(SLOWED, quantized, slow)
     assert types == chosen
     assert ("own kernels for" if chosen else "llama.cpp's kernels: ") in reason
 
 
 @pytest.mark.parametrize(
     ("slow", "n_layers", "chosen"),
-    [("none", "1", "q4_K q6_K"), ("none", "0", "q4_K q6_K"), ("none", "-1", ""), ("q4_K", "1", "")],
+    [("none", "1", "q4_K q6_K"), ("none", "-1", ""), ("q4_K", "1", "")],
 )
 def test_layers_that_devices_leave_to_the_processor_are_measured_with_a_prompt(
-    slow: str, n_layers: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slow: str, n_layers: str, chosen: str, quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(kernels.VARIABLE)
-    path = written(tmp_path / "model.gguf", "Q4_K_M")
-    types, reason = run(SLOWED, path, slow, n_layers)
+    types, reason = run(SLOWED, quantized, slow, n_layers)
     assert types == chosen
     assert ("passes over 1/2/4/8/512 tokens take" in reason) == (n_layers != "-1")
     assert ("file's weights beside them for prompts" in reason) == bool(chosen)
@@ -330,10 +315,7 @@ def test_packed_weights_beside_those_of_the_file_compute_the_same(quantized: Pat
     assert lines[-2:] == ["True True"] * 2
 
 
-def test_weights_that_memory_cannot_hold_twice_stay_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = written(tmp_path / "model.gguf", "Q4_0")
+def test_weights_that_memory_cannot_hold_twice_stay_mapped(quantized: Path) -> None:
     lines = run(
         """
         from ggufspec.llama import devices
@@ -341,7 +323,7 @@ def test_weights_that_memory_cannot_hold_twice_stay_mapped(
         _, used = logits(sys.argv[1], 8)
         print(used.types)
         """,
-        path,
+        quantized,
     )
     assert lines[-1] == "()"
 
@@ -363,11 +345,10 @@ def test_a_forked_process_computes_the_same(quantized: Path) -> None:
 
 
 def test_times_that_other_programs_disturbed_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where one token took longer than two."""
     monkeypatch.delenv(kernels.VARIABLE)
-    path = written(tmp_path / "model.gguf", "Q4_0")
     disturbed = SLOWED.replace(
         "        return clock",
         """
@@ -376,7 +357,7 @@ def test_times_that_other_programs_disturbed_are_not_kept(
         return clock""",
     )
     for program, n_stored in ((disturbed, 0), (SLOWED, 1)):
-        run(program, path, "none")
+        run(program, quantized, "none")
         stored = [*profile_store.records()]
         assert len([each for each in stored if "llama_cpp" in each.document]) == n_stored
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +10,7 @@ import pytest
 
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling, to_probs
-from ggufspec.llama.context import Context
-from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
-from ggufspec.llama.session import LlamaSession
 from ggufspec.standin.embedded import embedded_target
 from tests.benchmarks.llama_chain import SamplerChain
 
@@ -106,42 +102,6 @@ def test_random_rows_have_llama_cpps_distribution(options: dict[str, Any], model
             chain.accept(tokens)
             check(np.asarray(to_probs(row[None], ours, tokens))[0], chain.probs(row))
             chain.close()
-
-
-@pytest.fixture(scope="module")
-def session(model: Model) -> Iterator[LlamaSession]:
-    context = Context(model, ContextOptions(n_ctx=512, n_rows=9, n_threads=1))
-    yield LlamaSession(context)
-    context.close()
-
-
-TEXT = (
-    "The prince looked at her. The prince looked at him. The prince looked at the door: the prince"
-)
-
-
-@pytest.mark.parametrize("options", CHAINS, ids=str)
-def test_real_rows_have_llama_cpps_distribution_at_each_drafted_position(
-    options: dict[str, Any], model: Model, session: LlamaSession
-) -> None:
-    """A chain that accepts the draft token by token sees what each position has before it."""
-    sampling = Sampling(**options)
-    ours = replace(sampling, dry_breakers=model.vocab.sequence_breakers(BREAKERS))
-    text = model.vocab.tokenize(TEXT, add_special=True, parse_special=True)
-    chain = SamplerChain(sampling, model.vocab.n_tokens, n_ctx=512, vocab=model.vocab)
-    known = len(text) - 16
-    chain.accept(text[:known])
-    for start in range(known, len(text) - 8, 4):
-        draft = text[start : start + 8]
-        logits = session.score(text[:start], draft)
-        found = np.asarray(to_probs(logits, ours, text[:start], draft))
-        for i, row in enumerate(logits):
-            if start + i > known:
-                chain.accept([text[start + i - 1]])
-                known = start + i
-            if start + i == known:
-                check(found[i], chain.probs(row))
-    chain.close()
 
 
 def test_sequence_breakers_are_those_of_llama_cpp(model: Model) -> None:

@@ -58,11 +58,6 @@ def made(draft: Model) -> Iterator[Callable[[], LlamaSession]]:
         context.close()
 
 
-def feed(session: MappedSession, tokens: list[int]) -> None:
-    while piece := session.piece(tokens):
-        piece.context.decode(piece.tokens, 0, piece.sequence)
-
-
 def softmax(logits: np.ndarray) -> np.ndarray:
     weights = np.exp(logits - logits.max())
     return np.asarray(weights / weights.sum())
@@ -122,16 +117,6 @@ def test_a_token_that_the_draft_writes_in_two_has_their_probability(
             assert without[inside] == -np.inf, "such a text has no compounds"
 
 
-def test_rows_after_a_draft_are_those_of_longer_texts(
-    vocab_map: VocabMap, made: Callable[[], LlamaSession]
-) -> None:
-    session, other = MappedSession(made(), vocab_map), MappedSession(made(), vocab_map)
-    rows = session.score([1, 40], [HELLO, 41])
-    singles = [other.score(text).copy()[0] for text in ([1, 40], [1, 40, HELLO])]
-    np.testing.assert_allclose(rows[:2], singles, atol=0.02)
-    assert rows.shape == (3, len(tiny.SPM))
-
-
 def test_rows_after_a_draft_take_one_pass(
     draft: Model, vocab_map: VocabMap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +145,7 @@ def test_a_token_is_held_once_all_that_the_draft_reads_of_it_is(
     inner = made()
     session = MappedSession(inner, vocab_map)
     assert session.n_common([]) == session.n_common([1, HELLO]) == 0
-    feed(session, [1, HELLO, 40])
+    session.feed([1, HELLO, 40])
     assert session.n_common([1, HELLO, 40]) == 3
     assert inner.n_held == 2 + len(vocab_map.spelled(HELLO)) > 3
     part = [token for each in (1, HELLO) for token in vocab_map.spelled(each)][:-1]
@@ -182,6 +167,8 @@ def test_a_text_without_room_in_the_drafts_context_is_not_read(
         session.score([1, *[HELLO] * (n + 1)])
     assert session.score([1, HELLO]).shape == (1, len(tiny.SPM)), "a shorter one is read again"
     assert session.piece([1, *[HELLO] * (n + 1)]) is None, "there is no room for a score"
+    session.feed([1, *[HELLO] * (n + 1)])
+    assert session.n_common([1, HELLO, HELLO]) == 2
 
 
 def test_a_text_without_any_token_of_the_draft_has_logits(target: Model, tmp_path: Path) -> None:
@@ -201,7 +188,7 @@ def test_a_beginning_is_borrowed_in_tokens_of_the_target(
     with closing(Context(draft, options)) as context:
         a, b = (MappedSession(LlamaSession(context, i, drafts=True), vocab_map) for i in range(2))
         text = [1, HELLO, 40, HELLO, 41]
-        feed(a, text)
+        a.feed(text)
         assert a.n_common(text) == 5
         assert b.n_common(text) == 0
         b.borrow(a.sequence, text[:4])

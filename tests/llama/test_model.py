@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import logging
@@ -10,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,85 +60,67 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 # Files that are no model
 
 
-def empty(path: Path) -> None:
-    path.touch()
-
-
-def text(path: Path) -> None:
-    path.write_text("Once upon a time there was a file that was no model.\n" * 99)
-
-
-def short(path: Path) -> None:
-    path.write_bytes(b"GG")
-
-
-def only_magic(path: Path) -> None:
-    path.write_bytes(b"GGUF")
-
-
-def garbage(path: Path) -> None:
-    path.write_bytes(b"GGUF" + bytes(range(256)) * 40)
-
-
-def zeros(path: Path) -> None:
-    path.write_bytes(b"GGUF" + bytes(10_000))
-
-
-def old_version(path: Path) -> None:
-    data = bytearray(tiny.write_llama(path).read_bytes())
-    data[4:8] = (1).to_bytes(4, "little")
-    path.write_bytes(data)
+def starting_with(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
 
 
 def unknown_architecture(path: Path) -> None:
-    data = tiny.write_llama(path).read_bytes()
-    path.write_bytes(data.replace(b"llama", b"lhama"))
+    path.write_bytes(tiny.write_llama(path).read_bytes().replace(b"llama", b"lhama"))
 
 
 def cut(fraction: float) -> Callable[[Path], object]:
     return lambda path: tiny.truncate(tiny.write_llama(path), fraction)
 
 
-def without(*keys: str) -> Callable[[Path], object]:
-    return lambda path: tiny.write_llama(path, header=dict.fromkeys(keys))
+def without_length(path: Path) -> None:
+    tiny.write_llama(path, header={"context_length": None})
 
 
-DAMAGED: dict[str, Callable[[Path], object]] = {
-    "only magic": only_magic,
-    "garbage": garbage,
-    "zeros": zeros,
-    "old version": old_version,
-    "unknown architecture": unknown_architecture,
-    "1 %": cut(0.01),
-    "10 %": cut(0.1),
-    "50 %": cut(0.5),
-    "99 %": cut(0.99),
-    "no context length": without("context_length"),
-    "no width": without("embedding_length"),
-    "vocabulary only": tiny.write_vocab_only,
-    "no tokenizer": tiny.write_without_tokenizer,
-}
-OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
+GARBAGE = b"GGUF" + bytes(range(256)) * 40
+# What writes it, and what the message says; the quotes are of llama.cpp.
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "garbage": (starting_with(GARBAGE), "damaged"),
+    "unknown architecture": (unknown_architecture, "unknown model architecture: 'lhama'"),
+    "1 %": (cut(0.01), "damaged"),
+    "50 %": (cut(0.5), r"damaged(?s:.*)not within the file bounds"),
+    "no length": (without_length, "key not found in model: llama.context_length"),
+    "vocabulary only": (tiny.write_vocab_only, "damaged"),
+    "no tokenizer": (tiny.write_without_tokenizer, "damaged"),
     "missing": (lambda path: None, "there is no file .*; name the path"),
     "directory": (Path.mkdir, "is a folder; name a GGUF file"),
-    "empty": (empty, "is empty; a GGUF model was expected"),
-    "text": (text, "is not a GGUF file: it starts with b'Once'"),
-    "short": (short, "is not a GGUF file: it starts with b'GG'"),
+    "empty": (Path.touch, "is empty; a GGUF model was expected"),
+    "text": (starting_with(b"Once upon a time"), "is not a GGUF file: it starts with b'Once'"),
     "link to itself": (lambda path: path.symlink_to(path), "cannot be read: "),
     "embedding": (tiny.write_bert, "makes embeddings.* needs a model that writes text"),
     "encoder and decoder": (tiny.write_t5_encoder_decoder, "is an encoder .*only decodes"),
 }
+if hasattr(os, "mkfifo"):
+    REFUSED["pipe"] = os.mkfifo, "not a regular file"
 
 
-@pytest.mark.parametrize("vocab", [tiny.SPM, tiny.BPE], ids=["SPM", "BPE"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_language_model_is_refused(kind: str, good: Path, tmp_path: Path) -> None:
+    write, match = REFUSED[kind]
+    path = tmp_path / "bad.gguf"
+    write(path)
+    with pytest.raises(ModelError, match=match) as refused:
+        load(path)
+    message = str(refused.value)
+    assert str(path) in message
+    assert ("could not be loaded" in message) == ("\n  llama.cpp: " in message)
+    assert len(message.splitlines()) <= 5, "a few lines are enough"
+    with pytest.raises(ggufspec.GgufspecError):
+        load(good, path)
+    load(good).close()
+
+
 @pytest.mark.parametrize(
-    ("texts", "is_refused"),
+    ("vocab", "texts", "is_refused"),
     [
-        (["same", "same"], True),
-        (["same\0a", "same\0b"], True),
-        (["", ""], False),
-        (["\0a", "\0b"], False),
-        (["[EMPTY_41]", ""], True),
+        (tiny.SPM, ["same", "same"], True),
+        (tiny.BPE, ["same\0a", "same\0b"], True),
+        (tiny.SPM, ["\0a", "\0b"], False),
+        (tiny.BPE, ["[EMPTY_41]", ""], True),
     ],
 )
 def test_a_duplicate_token_is_refused_where_llama_cpp_would_end_the_process(
@@ -156,76 +136,12 @@ def test_a_duplicate_token_is_refused_where_llama_cpp_would_end_the_process(
         llama_cpp.llama_model_load_from_file({os.fsencode(path)!r}, params)
     """
     assert (run(program).returncode != 0) == is_refused
+    if not is_refused:
+        load(path).close()
+        return
     for open_model in (load, ggufspec.DraftModel):
-        if is_refused:
-            with pytest.raises(ModelError, match="tokens 40 and 41 have the same text"):
-                open_model(path)
-        else:
-            open_model(path).close()
-
-
-def refusal(path: Path, good: Path) -> str:
-    """What the user reads, as target and as draft; another load then works."""
-    with pytest.raises(ModelError) as as_target:
-        load(path)
-    with pytest.raises(ModelError) as as_draft:
-        load(good, path)
-    load(good).close()
-    assert str(path) in str(as_target.value)
-    if not isinstance(as_draft.value, VocabError):
-        assert str(as_draft.value) == str(as_target.value)
-    return str(as_target.value)
-
-
-@pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_file_is_refused_in_our_words_or_in_those_of_llama_cpp(
-    kind: str, good: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "bad.gguf"
-    DAMAGED[kind](path)
-    message = refusal(path, good)
-    assert "damaged" in message
-    assert ("could not be loaded" in message) == ("\n  llama.cpp: " in message)
-    assert len(message.splitlines()) <= 5, "a few lines are enough"
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_what_is_no_language_model_is_named(kind: str, good: Path, tmp_path: Path) -> None:
-    write, match = OTHERS[kind]
-    path = tmp_path / "bad.gguf"
-    write(path)
-    with pytest.raises(ModelError, match=match):
-        load(path)
-    refusal(path, good)
-
-
-@pytest.mark.parametrize(
-    ("damage", "complaint"),
-    [
-        (DAMAGED["50 %"], "not within the file bounds"),
-        (unknown_architecture, "unknown model architecture: 'lhama'"),
-        (without("context_length"), "key not found in model: llama.context_length"),
-    ],
-)
-def test_the_quoted_complaint_tells_the_cause(
-    damage: Callable[[Path], object], complaint: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "bad.gguf"
-    damage(path)
-    with pytest.raises(ModelError, match=complaint):
-        Model(path)
-    only_magic(path)
-    with pytest.raises(ModelError) as caught:
-        Model(path)
-    assert complaint not in str(caught.value), "nothing of an earlier failure"
-
-
-def test_a_file_that_may_not_be_read_is_named(good: Path) -> None:
-    good.chmod(0)
-    if os.access(good, os.R_OK):
-        pytest.skip("nothing is unreadable to this user")
-    with pytest.raises(ModelError, match="cannot be read: "):
-        Model(good)
+        with pytest.raises(ModelError, match="tokens 40 and 41 have the same text"):
+            open_model(path)
 
 
 @pytest.mark.parametrize("name", ["good.gguf/inside.gguf", "n" * 300, "a\0b"])
@@ -234,14 +150,9 @@ def test_a_path_that_cannot_be_is_named(name: str, good: Path) -> None:
         Model(good.parent / name)
 
 
-@pytest.mark.parametrize("name", ["modèle 🙂.gguf", "a b'c\"d.gguf", "%s%n.gguf", "no suffix"])
-def test_a_file_may_have_any_name(name: str, good: Path) -> None:
-    load(good.rename(good.parent / name)).close()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode here")
-def test_a_file_may_have_a_name_that_is_no_text(good: Path) -> None:
-    load(good.rename(good.parent / os.fsdecode(b"\xff\xfe.gguf"))).close()
+def test_a_file_may_have_any_name(good: Path) -> None:
+    load(good.rename(good.parent / os.fsdecode(b"%s a'b \xff\xfe"))).close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory")
@@ -279,7 +190,6 @@ def test_a_cache_type_that_does_not_fit_the_model_is_refused(good: Path) -> None
     ("how", "match"),
     [
         ({"type_k": "q9_9"}, "'q9_9' is no type of the K cache; choose from f32, f16"),
-        ({"type_v": ""}, "'' is no type of the V cache"),
         ({"flash_attention": "maybe"}, "'maybe' is no flash attention; choose from auto, on, off"),
         ({"flash_attention": "off", "type_v": "q8_0"}, r"attention, -fa\).*type_v; -ctk, -ctv\)"),
     ],
@@ -308,25 +218,12 @@ def test_learned_positions_end_where_training_ended(tmp_path: Path) -> None:
             assert engine.n_ctx == 64
 
 
-@pytest.mark.parametrize(
-    "write", [tiny.write_llama, tiny.write_mamba, tiny.write_rwkv, tiny.write_hybrid]
-)
-def test_other_positions_may_go_beyond_training(write: Callable[..., Path], tmp_path: Path) -> None:
-    with load(write(tmp_path / "model.gguf", n_ctx_train=64), n_ctx=300) as engine:
+def test_other_positions_may_go_beyond_training(tmp_path: Path) -> None:
+    with load(tiny.write_hybrid(tmp_path / "model.gguf", n_ctx_train=64), n_ctx=300) as engine:
         assert len(engine.generate([5] * 100, max_tokens=5, ignore_eos=True).tokens) == 5
 
 
 # The progress of a load
-
-
-@pytest.mark.parametrize("mmap", [True, False])
-def test_progress_rises_to_one(mmap: bool, good: Path) -> None:
-    heard: list[float] = []
-    Model(good, mmap=mmap, progress=heard.append).close()
-    assert len(heard) > 1
-    assert heard == sorted(heard)
-    assert heard[0] >= 0
-    assert heard[-1] == 1
 
 
 def test_progress_says_whose_it_is(good: Path) -> None:
@@ -346,9 +243,10 @@ class StopLoadingError(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [StopLoadingError, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("whose", ["target", "draft"])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("error", "whose", "share"),
+    [(StopLoadingError, "target", 0.3), (KeyboardInterrupt, "draft", 1.0)],
+)
 def test_an_exception_in_progress_ends_the_load(
     share: float, whose: str, error: type[BaseException], good: Path
 ) -> None:
@@ -391,10 +289,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counts
 
 
-def nothing(held: dict[str, int]) -> bool:
-    return not any(held.values())
-
-
 def test_whatever_goes_wrong_everything_is_given_back(
     held: dict[str, int], good: Path, tmp_path: Path
 ) -> None:
@@ -421,35 +315,12 @@ def test_whatever_goes_wrong_everything_is_given_back(
     for attempt, error in attempts:
         with pytest.raises(error):
             attempt()
-        assert nothing(held)
+        assert not any(held.values())
     engine = load(good, good)
     assert held == {"models": 2, "contexts": 2}
     engine.close()
     engine.close()
-    assert nothing(held)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_loads_that_are_broken_off_keep_no_memory(tmp_path: Path) -> None:
-    path = tiny.write_llama(tmp_path / "model.gguf", n_embd=128)
-    n_bytes = path.stat().st_size
-
-    def stop(share: float) -> None:
-        if share > 0:
-            raise StopLoadingError
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def broken_off(n: int) -> None:
-        for _ in range(n):
-            with pytest.raises(StopLoadingError):
-                Model(path, mmap=False, progress=stop)
-
-    broken_off(3)
-    before = resident()
-    broken_off(40)
-    assert resident() - before < 10 * n_bytes
+    assert not any(held.values())
 
 
 # Models that come and go
@@ -484,20 +355,7 @@ def test_a_model_tells_what_it_is(good: Path, tmp_path: Path) -> None:
     templated.close()
 
 
-def test_one_engine_after_another(good: Path, tmp_path: Path) -> None:
-    other = tiny.write_mamba(tmp_path / "other.gguf", seed=1)
-    texts = []
-    for path in (good, other, good, other):
-        with load(path) as engine:
-            texts.append(written(engine))
-    assert texts[:2] == texts[2:]
-    assert texts[0] != texts[1]
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_engines_side_by_side_are_closed_in_any_order(
-    order: tuple[int, ...], good: Path, tmp_path: Path
-) -> None:
+def test_engines_side_by_side_are_closed_in_any_order(good: Path, tmp_path: Path) -> None:
     hybrid = tiny.write_hybrid(tmp_path / "hybrid.gguf")
     early = tiny.write_llama(tmp_path / "early.gguf", n_layer=1)
     pairs = [(good, early), (hybrid, None), (good, None)]
@@ -512,7 +370,7 @@ def test_engines_side_by_side_are_closed_in_any_order(
         for engine in engines
     ]
     open_engines = {0, 1, 2}
-    for closing in order:
+    for closing in (1, 0, 2):
         for which in open_engines:
             next(streams[which])
         engines[closing].close()
@@ -524,16 +382,6 @@ def test_engines_side_by_side_are_closed_in_any_order(
             list(streams[closing])
         for which in open_engines:
             assert written(engines[which], 40) == alone[which]
-
-
-def test_a_closed_engine_keeps_no_object_alive(good: Path) -> None:
-    engine = load(good, good)
-    written(engine)
-    engine.close()
-    gone = weakref.ref(engine.pair.target.model), weakref.ref(engine.pair.target)
-    del engine
-    gc.collect()
-    assert [reference() for reference in gone] == [None, None]
 
 
 def test_an_engine_that_is_dropped_frees_its_models(good: Path) -> None:
@@ -562,19 +410,8 @@ def test_an_engine_that_is_dropped_frees_its_models(good: Path) -> None:
 # llama.cpp's log
 
 
-def test_the_log_is_silent_by_default(
-    good: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    garbage(tmp_path / "bad.gguf")
-    with load(good, good) as engine:
-        written(engine)
-    with contextlib.suppress(ModelError):
-        load(tmp_path / "bad.gguf")
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_log_is_silent_in_a_new_process_too(good: Path) -> None:
-    garbage(bad := good.parent / "bad.gguf")
+def test_the_log_is_silent_by_default(good: Path) -> None:
+    (bad := good.parent / "bad.gguf").write_bytes(GARBAGE)
     # Not under pytest, whose handlers for logging would hide what Python's last resort prints.
     program = f"""
         import ggufspec
@@ -592,7 +429,7 @@ def test_the_log_is_silent_in_a_new_process_too(good: Path) -> None:
 def test_the_log_goes_to_a_logger(
     good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    garbage(tmp_path / "bad.gguf")
+    (tmp_path / "bad.gguf").write_bytes(GARBAGE)
     with caplog.at_level(logging.DEBUG, LLAMA_CPP):
         load(good).close()
         assert any("tiny-llama" in line for line in caplog.messages)
@@ -641,10 +478,3 @@ def as_quiet_as_before() -> Iterator[None]:
     before = logger.level
     yield
     logger.setLevel(before)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
-def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ModelError, match="not a regular file"):
-        Model(tmp_path / "pipe")

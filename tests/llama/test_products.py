@@ -97,17 +97,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(instructions: str, name: st
             assert np.array_equal(part, whole[begin : begin + n])
 
 
-@pytest.mark.parametrize("name", ["q4_K", "q8_0", "f16"])
-def test_instruction_sets_agree(name: str) -> None:
-    weights, rows = random_weights(name, 24, 512, seed=3), activations(3, 512, seed=4)
-    found = [
-        _native.kernel_product(each, _native.kernel_types(each)[name], weights, rows)
-        for each in _native.kernel_instructions()
-    ]
-    for other in found[1:]:
-        assert np.allclose(found[0], other, rtol=1e-4, atol=1e-3)
-
-
 def test_what_is_no_product_is_refused() -> None:
     instructions = KERNELS[0][0]
     rows, weights = np.ones((1, 32), np.float32), np.zeros(18, np.uint8)

@@ -1,23 +1,18 @@
-"""Sequences of one context: each is as if it were alone, whatever the others do.
-
-As in test_session, caches hold 32-bit floats, so that what is right differs by rounding only.
-"""
+"""Sequences of one context: each is as if it were alone, whatever the others do."""
 
 from __future__ import annotations
 
-import random
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import plain_context
 import pytest
 import tiny
+from plain_context import N_VOCAB, Alone, Texts, assert_same
 
-from ggufspec import _native
-from ggufspec.decoding.types import Logits
 from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
@@ -25,138 +20,37 @@ from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 
-WRITERS: dict[str, Callable[..., Path]] = {
-    "llama": tiny.write_llama,
-    "swa": tiny.write_swa,
-    "moe": tiny.write_moe,
-    "mamba": tiny.write_mamba,
-    "hybrid": tiny.write_hybrid,
-    "qwen35": tiny.write_qwen35,
-}
 N_CTX, N_ROWS, N_SEQUENCES = 96, 5, 3
-N_VOCAB = len(tiny.SPM)
-TOLERANCE = 1e-2  # see test_session
-
-Tokens = list[int]
+OPTIONS = {"n_ctx": N_CTX, "n_batch": 32, "n_rows": N_ROWS, "n_rollback": N_ROWS - 1}
 
 
-@pytest.fixture(scope="module", params=WRITERS)
+@pytest.fixture(scope="module", params=["llama", "swa", "moe", "mamba", "hybrid", "qwen35"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    loaded = Model(WRITERS[request.param](path))
-    yield loaded
-    loaded.close()
-
-
-def context_of(model: Model, n_sequences: int) -> Context:
-    return Context(
-        model,
-        ContextOptions(
-            N_CTX,
-            n_rows=N_ROWS,
-            n_sequences=n_sequences,
-            n_batch=32,
-            n_rollback=N_ROWS - 1,
-            n_threads=1,
-            flash_attention="off",
-            type_k="f32",
-            type_v="f32",
-        ),
-    )
+    path = tmp_path_factory.mktemp("models") / "model.gguf"
+    with closing(Model(plain_context.WRITERS[request.param](path))) as loaded:
+        yield loaded
 
 
 @pytest.fixture
 def context(model: Model) -> Iterator[Context]:
-    made = context_of(model, N_SEQUENCES)
-    yield made
-    made.close()
+    with closing(plain_context.plain_context(model, n_sequences=N_SEQUENCES, **OPTIONS)) as made:
+        yield made
 
 
 @pytest.fixture
-def alone(model: Model) -> Iterator[Callable[[Tokens, Tokens], Logits]]:
-    """The logits of a context of its own."""
-    made = context_of(model, 1)
-
-    def score(tokens: Tokens, draft: Tokens) -> Logits:
-        session = LlamaSession(made)
-        session.forget()
-        return session.score(tokens, draft).copy()
-
-    yield score
-    made.close()
-
-
-def same(rows: Logits, wanted: Logits) -> bool:
-    return rows.shape == wanted.shape and bool(np.abs(rows - wanted).max() < TOLERANCE)
-
-
-class Writers:
-    """Texts that grow, are cut, or begin anew, one for each sequence."""
-
-    def __init__(self, seed: int) -> None:
-        self._pick = random.Random(seed)
-        self._beginning = self.some(12)
-        self.texts = [self.some(5) for _ in range(N_SEQUENCES)]
-
-    def some(self, n: int) -> Tokens:
-        return [self._pick.randrange(3, N_VOCAB) for _ in range(n)]
-
-    def turn(self) -> list[tuple[int, Tokens, Tokens]]:
-        """(sequence, text, draft) of a few sequences."""
-        pick = self._pick
-        for i, text in enumerate(self.texts):
-            self.texts[i] = pick.choice(
-                [
-                    [*text, *self.some(pick.randint(0, 6))],
-                    text[: pick.randint(1, len(text))],
-                    [*self._beginning[: pick.randint(1, 12)], *self.some(3)],
-                ]
-            )[: N_CTX - N_ROWS]
-        whose = pick.sample(range(N_SEQUENCES), pick.randint(1, N_SEQUENCES))
-        return [(i, self.texts[i], self.some(pick.randint(0, N_ROWS - 1))) for i in whose]
-
-
-def scored_together(
-    context: Context, turn: list[tuple[int, Tokens, Tokens]]
-) -> list[tuple[Logits, Tokens, Tokens]]:
-    sessions = [LlamaSession(context, i) for i, _, _ in turn]
-    wanted = [
-        session.prepare(text, draft)
-        for session, (_, text, draft) in zip(sessions, turn, strict=True)
-    ]
-    context.decode_together(
-        [
-            BatchPart(session.sequence, each.tokens, each.n_rows)
-            for session, each in zip(sessions, wanted, strict=True)
-        ]
-    )
-    found, first = [], 0
-    for session, each, (_, text, draft) in zip(sessions, wanted, turn, strict=True):
-        found.append((session.rows_of(each, first).copy(), text, draft))
-        first += len(each.tokens)
-    return found
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_shared_pass_gives_the_logits_of_separate_passes(
-    context: Context, alone: Callable[[Tokens, Tokens], Logits], seed: int
-) -> None:
-    if not context.can_share_passes:
-        pytest.skip("texts share no passes of such a model")
-    writers = Writers(seed)
-    for _ in range(25):
-        for rows, text, draft in scored_together(context, writers.turn()):
-            assert same(rows, alone(text, draft))
+def alone(model: Model) -> Iterator[Alone]:
+    with plain_context.alone(model, **OPTIONS) as score:
+        yield score
 
 
 def test_sequences_that_take_turns_do_not_disturb_each_other(
-    context: Context, alone: Callable[[Tokens, Tokens], Logits]
+    context: Context, alone: Alone
 ) -> None:
-    writers = Writers(7)
     sessions = [LlamaSession(context, i, drafts=i == 1) for i in range(N_SEQUENCES)]
-    for _ in range(20):
-        for i, text, draft in writers.turn():
-            assert same(sessions[i].score(text, draft), alone(text, draft))
+    writers = [Texts(i, N_CTX, N_ROWS) for i in range(N_SEQUENCES)]
+    for i in range(45):
+        text, draft = writers[i % N_SEQUENCES].next()
+        assert_same(sessions[i % N_SEQUENCES].score(text, draft), alone(text, draft))
 
 
 def test_a_pass_together_is_one_batch_and_each_sequence_holds_its_own(context: Context) -> None:
@@ -169,16 +63,16 @@ def test_a_pass_together_is_one_batch_and_each_sequence_holds_its_own(context: C
     assert b.n_common([5, 6, 9]) == 1
 
 
-def test_a_borrowed_beginning_is_not_read_again(
-    context: Context, alone: Callable[[Tokens, Tokens], Logits]
-) -> None:
-    writers = Writers(3)
+def test_a_borrowed_beginning_is_not_read_again(context: Context, alone: Alone) -> None:
+    texts = Texts(3, N_CTX, N_ROWS)
     a, b = LlamaSession(context, 0), LlamaSession(context, 1)
-    beginning = writers.some(20)
-    a.feed([*beginning, *writers.some(5)])
-    b.feed(writers.some(9))
+    beginning = texts.some(20)
+    a.feed([*beginning, *texts.some(5)])
+    b.feed(texts.some(9))
     b.borrow(a.sequence, beginning)
-    if not context.can_share_passes:
+    is_unified = context.model.description.startswith(("llama", "qwen3moe"))
+    assert context.can_share_passes == is_unified
+    if not is_unified:
         assert b.n_held == 9, "their memory is apart"
         return
     before = context.decode_seconds
@@ -186,31 +80,24 @@ def test_a_borrowed_beginning_is_not_read_again(
     b.feed(beginning)
     assert context.decode_seconds == before
     a.forget()  # what was borrowed stays
-    text, draft = [*beginning, *writers.some(4)], writers.some(2)
-    assert same(b.score(text, draft), alone(text, draft))
+    text, draft = [*beginning, *texts.some(4)], texts.some(2)
+    assert_same(b.score(text, draft), alone(text, draft))
 
 
 def test_a_failed_pass_leaves_no_sequence_with_tokens_that_it_does_not_hold(
-    context: Context, alone: Callable[[Tokens, Tokens], Logits]
+    context: Context, alone: Alone
 ) -> None:
     if not context.can_share_passes:
         pytest.skip("texts share no passes of such a model")
     a, b = LlamaSession(context, 0), LlamaSession(context, 1)
-    text = Writers(5).some(10)
+    text = Texts(5, N_CTX, N_ROWS).some(10)
     a.feed(text)
     b.feed(text[:4])
     with pytest.raises(DecodeError, match="2 sequences in one pass"):
         context.decode_together([BatchPart(0, [5], 1), BatchPart(1, [N_VOCAB + 9], 1)])
     assert (a.n_held, b.n_held) == (10, 4)
-    assert same(a.score(text, [7]), alone(text, [7]))
-    assert same(b.score(text[:4], [8]), alone(text[:4], [8]))
-
-
-def test_which_models_share_passes(model: Model, context: Context) -> None:
-    assert context.can_share_passes == model.description.startswith(("llama", "qwen3moe"))
-    alone = context_of(model, 1)
-    assert not alone.can_share_passes
-    alone.close()
+    assert_same(a.score(text, [7]), alone(text, [7]))
+    assert_same(b.score(text[:4], [8]), alone(text[:4], [8]))
 
 
 def test_batches_that_make_no_sense_are_refused(context: Context) -> None:
@@ -235,23 +122,6 @@ def test_batches_that_make_no_sense_are_refused(context: Context) -> None:
         with pytest.raises(ValueError, match=r"own prefix|no such sequence"):
             act()
     assert [context.n_cells(i) for i in range(N_SEQUENCES)] == [0] * N_SEQUENCES
-
-
-def test_a_context_has_at_least_one_sequence() -> None:
-    nowhere = dict.fromkeys(
-        (
-            "llama_decode",
-            "llama_synchronize",
-            "llama_get_logits_ith",
-            "llama_memory_seq_rm",
-            "llama_memory_seq_cp",
-            "llama_memory_seq_pos_max",
-            "llama_set_abort_callback",
-        ),
-        1,
-    )
-    with pytest.raises(ValueError, match="at least one"):
-        _native.Context(1, 1, 8, 0, **nowhere)
 
 
 @pytest.mark.parametrize(

@@ -1,130 +1,56 @@
-"""A session is a pure function of its tokens: what it did before shows only in the time it takes.
-
-A fresh session, over memory that was just emptied, says what is right. The caches hold 32-bit
-floats and attention is computed the plain way, so that the two differ by rounding only.
-"""
+"""A session is a pure function of its tokens: earlier calls show in the time alone."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import closing
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import plain_context
 import pytest
 import tiny
+from plain_context import N_VOCAB, Alone, Tokens, assert_same
 
 from ggufspec.common import defaults
-from ggufspec.decoding.types import Logits, token_array
+from ggufspec.decoding.types import token_array
 from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.context import Context
-from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.saved_text import thin
 from ggufspec.llama.session import LlamaSession
 
-WRITERS: dict[str, Callable[..., Path]] = {
-    "llama": tiny.write_llama,
-    "swa": tiny.write_swa,
-    "moe": tiny.write_moe,
-    "mamba": tiny.write_mamba,
-    "hybrid": tiny.write_hybrid,
-    "rwkv": tiny.write_rwkv,
-    "qwen35": tiny.write_qwen35,
-}
 N_CTX, N_BATCH, N_ROWS = 192, 32, 9
-# Logits deviate by about 3 from their mean; batches of different shapes were seen to round them
-# apart by 5e-5, in one logit by 2e-3, while one token missing, doubled or misplaced moves them by
-# more than 0.05.
-TOLERANCE = 1e-2
-N_VOCAB = len(tiny.SPM)
-
-Tokens = list[int]
 
 
-@pytest.fixture(scope="module", params=WRITERS)
+@pytest.fixture(scope="module", params=plain_context.WRITERS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    loaded = Model(WRITERS[request.param](path))
-    yield loaded
-    loaded.close()
+    with closing(Model(plain_context.WRITERS[request.param](path))) as loaded:
+        yield loaded
 
 
 def make_context(model: Model, **how: Any) -> Context:
     rows = {"n_rows": N_ROWS, "n_rollback": N_ROWS - 1}
-    options = {"n_ctx": N_CTX, "n_batch": N_BATCH, **rows, **how}
-    return Context(
-        model,
-        ContextOptions(n_threads=1, flash_attention="off", type_k="f32", type_v="f32", **options),
-    )
+    return plain_context.plain_context(model, **{"n_ctx": N_CTX, "n_batch": N_BATCH, **rows, **how})
 
 
 @pytest.fixture
 def context(model: Model) -> Iterator[Context]:
-    made = make_context(model)
-    yield made
-    made.close()
-
-
-class Oracle:
-    """The logits of a new session."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def __call__(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        self._context.truncate(0)
-        return LlamaSession(self._context).score(tokens, draft).copy()
-
-    def close(self) -> None:
-        self._context.close()
+    with closing(make_context(model)) as made:
+        yield made
 
 
 @pytest.fixture
-def oracle(model: Model) -> Iterator[Oracle]:
-    made = Oracle(make_context(model, n_batch=N_CTX))
-    yield made
-    made.close()
+def oracle(model: Model) -> Iterator[Alone]:
+    with plain_context.alone(model, n_ctx=N_CTX, n_batch=N_CTX, n_rows=N_ROWS) as score:
+        yield score
 
 
-def assert_same(rows: Logits, wanted: Logits) -> None:
-    assert rows.shape == wanted.shape
-    np.testing.assert_allclose(rows, wanted, rtol=0, atol=TOLERANCE)
-    best = np.sort(wanted, axis=1)
-    is_clear = best[:, -1] - best[:, -2] > 2 * TOLERANCE
-    assert (rows.argmax(axis=1) == wanted.argmax(axis=1))[is_clear].all()
-
-
-class Texts:
-    """Texts that are likely to share a beginning with an earlier one, each with a draft."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.text, self.draft = self.some(20), self.some(4)
-        self._earlier = [self.text]
-
-    def some(self, n: int) -> Tokens:
-        return [self.random.randrange(3, N_VOCAB) for _ in range(n)]
-
-    def next(self) -> tuple[Tokens, Tokens]:
-        pick, text = self.random, self.text
-        n_accepted = pick.randint(0, len(self.draft))
-        following: Callable[[], Tokens] = pick.choices(
-            [
-                lambda: [*text, *self.draft[:n_accepted], *self.some(1)],
-                lambda: list(text),
-                lambda: text[: pick.randint(1, len(text))],
-                lambda: text[: pick.randint(0, len(text) - 1)] + self.some(pick.randint(1, 30)),
-                lambda: list(pick.choice(self._earlier)),
-                lambda: self.some(pick.choice([1, 2, N_BATCH, 150])),
-            ],
-            weights=[12, 1, 2, 2, 2, 1],
-        )[0]
-        self.text = following()[: N_CTX - N_ROWS]
-        self.draft = self.some(pick.choice([0, 1, 2, 4, N_ROWS - 1]))
-        self._earlier.append(self.text)
-        return self.text, self.draft
+def texts_of(seed: int) -> plain_context.Texts:
+    return plain_context.Texts(seed, N_CTX, N_ROWS)
 
 
 def fed(session: LlamaSession, text: Sequence[int]) -> int:
@@ -152,7 +78,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_fresh_score_is_what_llama_cpp_says_to_one_batch(context: Context) -> None:
-    text = Texts(0).some(N_BATCH)
+    text = texts_of(0).some(N_BATCH)
     context.decode(text, N_ROWS)
     wanted = context.rows(N_BATCH - N_ROWS, N_ROWS).copy()
     assert context.truncate(0)
@@ -161,11 +87,10 @@ def test_a_fresh_score_is_what_llama_cpp_says_to_one_batch(context: Context) -> 
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize("seed", range(2))
 def test_a_score_is_the_same_whatever_came_before(
-    context: Context, oracle: Oracle, seed: int, drafts: bool
+    context: Context, oracle: Alone, drafts: bool
 ) -> None:
-    session, texts = LlamaSession(context, drafts=drafts), Texts(seed)
+    session, texts = LlamaSession(context, drafts=drafts), texts_of(drafts)
     for _ in range(40):
         text, draft = texts.next()
         if texts.random.random() < 0.2:
@@ -173,21 +98,8 @@ def test_a_score_is_the_same_whatever_came_before(
         assert_same(session.score(text, draft), oracle(text, draft))
 
 
-def test_the_default_caches_are_a_pure_function_too(model: Model) -> None:
-    # 16-bit values in the cache, summed in another order: was seen to move a logit by 0.04.
-    context = Context(model, ContextOptions(N_CTX, n_rows=N_ROWS, n_threads=1))
-    session, texts = LlamaSession(context), Texts(5)
-    scored = [(*case, session.score(*case).copy()) for case in (texts.next() for _ in range(30))]
-    context.close()
-    context = Context(model, ContextOptions(N_CTX, n_rows=N_ROWS, n_threads=1))
-    fresh = Oracle(context)
-    for text, draft, rows in scored:
-        np.testing.assert_allclose(rows, fresh(text, draft), rtol=0, atol=0.2)
-    context.close()
-
-
 def test_the_tokens_of_the_caller_are_left_alone(context: Context) -> None:
-    session, texts = LlamaSession(context), Texts(0)
+    session, texts = LlamaSession(context), texts_of(0)
     text, draft = texts.some(50), texts.some(4)
     before = list(text), list(draft)
     session.feed(text)
@@ -205,7 +117,7 @@ def test_the_tokens_of_the_caller_are_left_alone(context: Context) -> None:
 def test_an_accepted_draft_costs_one_batch_of_what_is_new(
     context: Context, decoded: list[int]
 ) -> None:
-    session, texts = LlamaSession(context), Texts(0)
+    session, texts = LlamaSession(context), texts_of(0)
     text, draft = texts.some(20), texts.some(4)
     session.score(text, draft)
     for _ in range(20):
@@ -221,7 +133,7 @@ def test_a_refused_draft_costs_nothing_where_a_tail_can_be_dropped(
 ) -> None:
     if context.n_droppable == 0:
         pytest.skip("this model cannot drop a tail; its bounded cost is tested below")
-    session, texts = LlamaSession(context), Texts(0)
+    session, texts = LlamaSession(context), texts_of(0)
     text, draft = texts.some(20), texts.some(5)
     session.score(text, draft)
     for n_accepted in [0, 1, 2, 3, 4, 5, 0]:
@@ -233,7 +145,7 @@ def test_a_refused_draft_costs_nothing_where_a_tail_can_be_dropped(
 
 
 def test_a_draft_session_pays_for_one_token_a_step(context: Context, decoded: list[int]) -> None:
-    session, texts = LlamaSession(context, drafts=True), Texts(0)
+    session, texts = LlamaSession(context, drafts=True), texts_of(0)
     text = texts.some(20)
     session.score(text)
     for _ in range(15):
@@ -250,7 +162,7 @@ def test_a_draft_session_pays_for_one_token_a_step(context: Context, decoded: li
 def test_one_text_after_another_pays_for_what_differs(context: Context, decoded: list[int]) -> None:
     if not context.model.can_drop_tail:
         pytest.skip("this model cannot drop a tail")
-    session, texts = LlamaSession(context), Texts(0)
+    session, texts = LlamaSession(context), texts_of(0)
     text = texts.some(150)
     session.score(text)
     for n_shared in (149, 100, 99, 1):
@@ -268,7 +180,7 @@ N_DRAFT = 4
 
 
 def test_refusals_cost_a_target_session_few_tokens(context: Context, decoded: list[int]) -> None:
-    session, texts = LlamaSession(context), Texts(1)
+    session, texts = LlamaSession(context), texts_of(1)
     text = texts.some(60)
     session.feed(text[:-1])
     decoded.clear()
@@ -281,16 +193,14 @@ def test_refusals_cost_a_target_session_few_tokens(context: Context, decoded: li
         text += [*draft[: texts.random.choice([0, 0, 0, 1, 2, N_DRAFT])], *texts.some(1)]
 
 
-@pytest.mark.parametrize("n_draft", [N_DRAFT, defaults.N_DRAFT_MAX, defaults.N_DRAFT_LIMIT])
-def test_refusals_cost_a_draft_session_few_tokens(
-    model: Model, decoded: list[int], n_draft: int
-) -> None:
+def test_refusals_cost_a_draft_session_few_tokens(model: Model, decoded: list[int]) -> None:
+    n_draft = defaults.N_DRAFT_LIMIT
     context = make_context(model, n_ctx=1000)
-    session, texts = LlamaSession(context, drafts=True), Texts(0)
+    session, texts = LlamaSession(context, drafts=True), texts_of(0)
     text = texts.some(300)
     session.feed(text[:-1])
     n_all = n_rounds = 0
-    while len(text) < 1000 - n_draft and n_rounds < 50:
+    while len(text) < 1000 - n_draft and n_rounds < 25:
         draft: Tokens = []
         decoded.clear()
         while len(draft) < n_draft:
@@ -301,7 +211,7 @@ def test_refusals_cost_a_draft_session_few_tokens(
         n_all, n_rounds = n_all + n_repeated, n_rounds + 1
         n_accepted = texts.random.choice([0, 0, 1, 2, texts.random.randint(0, n_draft), n_draft])
         text += [*draft[:n_accepted], *texts.some(1)]
-    assert n_rounds > 20
+    assert n_rounds > 10
     assert n_all <= n_rounds * (1 + n_draft / 2)
     context.close()
 
@@ -309,23 +219,25 @@ def test_refusals_cost_a_draft_session_few_tokens(
 # Long prompts, in pieces
 
 
-@pytest.mark.parametrize("n_draft", [0, 3])
-@pytest.mark.parametrize("n_tokens", [1, 2, 31, 32, 33, 35, 36, 63, 64, 65, 150])
 def test_a_prompt_longer_than_a_batch_is_read_in_pieces(
-    context: Context, oracle: Oracle, decoded: list[int], n_tokens: int, n_draft: int
+    context: Context, oracle: Alone, decoded: list[int]
 ) -> None:
-    texts = Texts(n_tokens)
-    text, draft = texts.some(n_tokens), texts.some(n_draft)
-    rows = LlamaSession(context).score(text, draft)
-    assert max(decoded) <= N_BATCH
-    assert sum(decoded) == n_tokens + n_draft
-    assert_same(rows, oracle(text, draft))
+    session, texts = LlamaSession(context), texts_of(1)
+    for n_tokens, n_draft in ((1, 0), (31, 3), (32, 0), (33, 3), (64, 3), (150, 0)):
+        text, draft = texts.some(n_tokens), texts.some(n_draft)
+        session.forget()
+        decoded.clear()
+        rows = session.score(text, draft)
+        assert max(decoded) <= N_BATCH
+        assert sum(decoded) == n_tokens + n_draft
+        assert_same(rows, oracle(text, draft))
 
 
 def test_progress_rises_to_the_number_of_unread_tokens(context: Context) -> None:
-    session, texts = LlamaSession(context), Texts(0)
+    session, texts = LlamaSession(context), texts_of(0)
     text = texts.some(150)
     heard: list[tuple[int, int]] = []
+    session.feed([])
     session.feed(text[:40])
     session.feed(text, lambda done, of: heard.append((done, of)))
     done = [done for done, _ in heard]
@@ -335,37 +247,20 @@ def test_progress_rises_to_the_number_of_unread_tokens(context: Context) -> None
     assert {of for _, of in heard} == {110}
 
 
-def test_nothing_that_is_held_is_fed_again(
-    context: Context, oracle: Oracle, decoded: list[int]
-) -> None:
-    session, texts = LlamaSession(context), Texts(0)
+def test_nothing_that_is_held_is_fed_again(context: Context, decoded: list[int]) -> None:
+    session, texts = LlamaSession(context), texts_of(0)
     text = texts.some(50)
     heard: list[tuple[int, int]] = []
-    session.feed([])
     session.feed(text)
     session.feed(text, lambda done, of: heard.append((done, of)))
     session.feed(text[:20])
     assert (heard, sum(decoded)) == ([], 50), "what is known is not read again"
-    other = text[:30] + texts.some(10)
-    known = fed(session, other)
-    assert known == 30 if context.model.can_drop_tail else known <= 30
-    assert sum(decoded) == 50 + len(other) - known
-    assert_same(session.score(other), oracle(other))
-
-
-def test_feeding_ahead_leaves_one_batch_to_score(context: Context, decoded: list[int]) -> None:
-    session, texts = LlamaSession(context), Texts(0)
-    text, draft = texts.some(100), texts.some(3)
-    session.feed(text[:-1])
-    decoded.clear()
-    session.score(text, draft)
-    assert decoded == [4]
 
 
 def test_a_slow_machine_gets_smaller_pieces(
-    model: Model, oracle: Oracle, decoded: list[int], monkeypatch: pytest.MonkeyPatch
+    model: Model, oracle: Alone, decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, text = make_context(model, n_batch=96), Texts(0).some(190)
+    context, text = make_context(model, n_batch=96), texts_of(0).some(190)
     session = LlamaSession(context)
     two_each = property(lambda self: 2.0 * len(decoded))
     with monkeypatch.context() as patch:
@@ -416,16 +311,15 @@ class Accidents:
 
 
 @pytest.fixture
-def accidents(monkeypatch: pytest.MonkeyPatch, oracle: Oracle) -> Accidents:
+def accidents(monkeypatch: pytest.MonkeyPatch, oracle: Alone) -> Accidents:
     return Accidents(monkeypatch)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize("seed", range(2))
 def test_accidents_one_after_another_leave_the_session_usable(
-    context: Context, oracle: Oracle, accidents: Accidents, seed: int, drafts: bool
+    context: Context, oracle: Alone, accidents: Accidents, drafts: bool
 ) -> None:
-    session, texts = LlamaSession(context, drafts=drafts), Texts(seed)
+    session, texts = LlamaSession(context, drafts=drafts), texts_of(drafts)
     pick = texts.random
     n_accidents = 0
     for _ in range(50):
@@ -451,8 +345,8 @@ def test_accidents_one_after_another_leave_the_session_usable(
     assert n_accidents > 5
 
 
-def test_progress_may_break_off_the_reading(context: Context, oracle: Oracle) -> None:
-    session, texts = LlamaSession(context), Texts(0)
+def test_progress_may_break_off_the_reading(context: Context, oracle: Alone) -> None:
+    session, texts = LlamaSession(context), texts_of(0)
     text = texts.some(150)
 
     def stop(done: int, of: int) -> None:
@@ -465,11 +359,11 @@ def test_progress_may_break_off_the_reading(context: Context, oracle: Oracle) ->
     assert_same(session.score(text), oracle(text))
 
 
-@pytest.mark.parametrize("bad", [-1, N_VOCAB, 2**31 - 1])
+@pytest.mark.parametrize("bad", [-1, N_VOCAB])
 def test_a_token_that_does_not_exist_is_an_error_and_then_forgotten(
-    context: Context, oracle: Oracle, bad: int
+    context: Context, oracle: Alone, bad: int
 ) -> None:
-    session, texts = LlamaSession(context), Texts(0)
+    session, texts = LlamaSession(context), texts_of(0)
     text = texts.some(40)
     session.score(text)
     with pytest.raises(DecodeError, match=r"llama\.cpp: "):
@@ -481,7 +375,7 @@ def test_a_token_that_does_not_exist_is_an_error_and_then_forgotten(
 
 @pytest.mark.parametrize("drafts", [False, True])
 def test_a_closed_context_says_so(model: Model, drafts: bool) -> None:
-    text = Texts(0).some(50)
+    text = texts_of(0).some(50)
     context = make_context(model)
     fresh = LlamaSession(context, drafts=drafts)
     session = LlamaSession(context, drafts=drafts)
@@ -509,25 +403,28 @@ def test_a_closed_context_says_so(model: Model, drafts: bool) -> None:
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    loaded = Model(tiny.write_qwen35(tmp_path_factory.mktemp("models") / "qwen35.gguf"))
-    yield loaded
-    loaded.close()
+    path = tmp_path_factory.mktemp("models") / "qwen35.gguf"
+    with closing(Model(tiny.write_qwen35(path))) as loaded:
+        yield loaded
 
 
-@pytest.mark.parametrize("n_rollback", [0, 1, 3, N_ROWS - 1])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.fixture
+def oracle_of_states(rolled_back: Model) -> Iterator[Alone]:
+    with plain_context.alone(rolled_back, n_ctx=N_CTX, n_batch=N_CTX, n_rows=N_ROWS) as score:
+        yield score
+
+
+@pytest.mark.parametrize("n_rollback", [0, 1, 3])
 def test_drafts_may_be_longer_than_what_can_be_rolled_back(
-    rolled_back: Model, n_rollback: int, seed: int
+    rolled_back: Model, oracle_of_states: Alone, n_rollback: int
 ) -> None:
     context = make_context(rolled_back, n_rollback=n_rollback)
-    oracle = Oracle(make_context(rolled_back, n_batch=N_CTX, n_rollback=0))
-    session, texts = LlamaSession(context), Texts(seed)
+    session, texts = LlamaSession(context), texts_of(n_rollback)
     assert context.n_droppable == n_rollback
     for _ in range(40):
         text, draft = texts.next()
-        assert_same(session.score(text, draft), oracle(text, draft))
+        assert_same(session.score(text, draft), oracle_of_states(text, draft))
     context.close()
-    oracle.close()
 
 
 def test_a_draft_that_is_rolled_back_needs_no_checkpoint(
@@ -542,7 +439,7 @@ def test_a_draft_that_is_rolled_back_needs_no_checkpoint(
 
     monkeypatch.setattr(Context, "checkpoint", counting)
     context = make_context(rolled_back, n_ctx=1000)
-    session, texts = LlamaSession(context), Texts(0)
+    session, texts = LlamaSession(context), texts_of(0)
     text = texts.some(300)
     session.feed(text[:-1])
     while len(text) < 900:
@@ -556,23 +453,22 @@ def test_a_draft_that_is_rolled_back_needs_no_checkpoint(
     context.close()
 
 
-@pytest.mark.parametrize("n_batch", [1, 2, 3, 8])
+@pytest.mark.parametrize("n_batch", [1, 3])
 def test_no_more_is_kept_than_a_batch_holds(rolled_back: Model, n_batch: int) -> None:
     context = make_context(rolled_back, n_rows=1, n_batch=n_batch, n_rollback=16)
     assert context.n_droppable == max(n_batch - 2, 0)
-    assert LlamaSession(context).score(Texts(0).some(20)).shape == (1, N_VOCAB)
+    assert LlamaSession(context).score(texts_of(0).some(20)).shape == (1, N_VOCAB)
     context.close()
 
 
 # The width of rows
 
 
-@pytest.mark.parametrize("n_draft", [0, 3])
-def test_rows_are_cut_or_padded_to_the_width_that_was_asked(context: Context, n_draft: int) -> None:
-    texts = Texts(0)
+def test_rows_are_cut_or_padded_to_the_width_that_was_asked(context: Context) -> None:
+    texts, n_draft = texts_of(0), 3
     text, draft = texts.some(10), texts.some(n_draft)
     rows = LlamaSession(context).score(text, draft).copy()
-    for n_more in (-64, -1, 0, 1, 64, 128):
+    for n_more in (-64, 0, 128):
         assert context.truncate(0)
         asked = LlamaSession(context, n_vocab=N_VOCAB + n_more).score(text, draft)
         assert asked.shape == (n_draft + 1, N_VOCAB + n_more)
@@ -585,15 +481,6 @@ def test_rows_are_cut_or_padded_to_the_width_that_was_asked(context: Context, n_
 # Helpers
 
 
-def naive_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    n = 0
-    for ours, theirs in zip(a, b, strict=False):
-        if ours != theirs:
-            break
-        n += 1
-    return n
-
-
 def test_a_context_keeps_the_common_prefix(context: Context) -> None:
     pick = random.Random(0)
     for _ in range(60):
@@ -602,7 +489,8 @@ def test_a_context_keeps_the_common_prefix(context: Context) -> None:
         assert context.truncate(0)
         context.decode(a, 0)
         n_most = pick.randrange(len(b) + 1)
-        n = naive_prefix(a, b[:n_most])
+        same = takewhile(lambda each: each[0] == each[1], zip(a, b[:n_most], strict=False))
+        n = len([*same])
         kept = context.resume(token_array(b), n_most)
         most = len(a) if context.n_droppable is None else min(context.n_droppable, len(a) - 1)
         assert kept == (n if n == 0 or len(a) - n <= most else -1)
@@ -627,7 +515,7 @@ def test_thinning_keeps_a_few_and_changes_none() -> None:
         assert thin(kept, n) == kept
 
 
-@pytest.mark.parametrize("steps", [[1], [1, 2], [1, 1, 1, 5]])
+@pytest.mark.parametrize("steps", [[1], [1, 1, 1, 5]])
 def test_thinning_keeps_one_within_reach_of_any_draft(steps: list[int]) -> None:
     pick = random.Random(0)
     n, checkpoints = 1, [(1, SAVED)]

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
@@ -148,19 +147,6 @@ def test_an_engine_that_waits_takes_no_processor_time() -> None:
         began = time.process_time()
         time.sleep(0.5)
         assert time.process_time() - began < 0.02
-
-
-@own_threads
-def test_texts_are_the_same_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    greedy: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0, "n_draft": 3}
-    found = []
-    for needed in (True, False):
-        monkeypatch.setattr(threadpool, "are_needed", lambda needed=needed: needed)
-        with ggufspec.load(
-            embedded_target(), embedded_draft(), n_ctx=64, n_threads=2, tuned=False
-        ) as engine:
-            found.append(engine.generate("Once upon a time", **greedy).tokens)
-    assert found[0] == found[1]
 
 
 @own_threads

@@ -25,7 +25,7 @@ from ggufspec.llama.timing import (
 )
 
 Decoded = list[tuple[int, int, int]]  # cells before, tokens, rows
-KINDS = [tiny.write_llama, tiny.write_mamba, tiny.write_rwkv, tiny.write_qwen35]
+KINDS = [tiny.write_llama, tiny.write_mamba]
 
 
 @contextmanager
@@ -89,14 +89,6 @@ def test_a_draft_steps_and_reads(
     assert readings == [(40, 1, 1), (41, 16, 0)] * 2
 
 
-def test_what_was_filled_once_is_not_read_again(llama: Path, decoded: Decoded) -> None:
-    with context_of(llama) as context:
-        time_target(context, [1], depth=40, n_repeats=1)
-        decoded.clear()
-        time_target(context, [4], depth=40, n_repeats=1)
-    assert {n_cells for n_cells, _, _ in decoded} == {40}
-
-
 def test_a_small_context_holds_fewer_tokens(llama: Path, decoded: Decoded) -> None:
     with context_of(llama, n_ctx=16) as context:
         assert FilledContext(context, depth=300, n_most=8).depth == 8
@@ -118,22 +110,6 @@ def test_batches_that_no_context_holds_are_refused(llama: Path) -> None:
 
 
 # Threads
-
-
-def test_threads_are_tried_and_put_back(
-    llama: Path, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[int] = []
-    real = Context.use_threads
-    monkeypatch.setattr(Context, "use_threads", lambda self, n: (used.append(n), real(self, n))[-1])
-    with context_of(llama, n_threads=2) as context:
-        monkeypatch.setattr(timing, "HOPELESS", 1e9)
-        found = timing.time_threads(context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2)
-        assert context.n_threads == 2
-    assert set(used) == {1, 2, 3}
-    assert {n: {size: len(t) for size, t in times.items()} for n, times in found.items()} == {
-        n: {1: 2, 4: 2} for n in (1, 2, 3)
-    }
 
 
 def test_a_context_changes_its_threads_in_silence(
@@ -161,6 +137,7 @@ def test_a_hopeless_row_is_left(llama: Path, monkeypatch: pytest.MonkeyPatch) ->
         found = timing.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
         monkeypatch.setattr(timing, "HOPELESS", 1.5)
         fewer = timing.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
+        assert context.n_threads == 4, "they are put back"
     assert found == {4: {1: [2.0] * 2}, 2: {1: [4.0]}, 1: {1: [8.0]}, 8: {1: [1.0] * 2}}
     assert fewer == {4: {1: [2.0]}, 2: {1: [4.0]}, 8: {1: [1.0] * 2}}
 
@@ -179,21 +156,14 @@ def test_kinds_of_passes_take_turns_and_the_first_of_two_is_not_timed() -> None:
 
 
 def test_short_passes_are_repeated_more_often() -> None:
-    heard: list[tuple[int, int]] = []
-    found = time_interleaved(
-        {"a": lambda: None}, 3, at_least=60.0, progress=lambda done, of: heard.append((done, of))
-    )
-    assert len(found["a"]) == 30
-    assert heard[-1] == (3, 3)
+    assert len(time_interleaved({"a": lambda: None}, 3, at_least=60.0)["a"]) == 30
 
 
 # The text
 
 
-@pytest.mark.parametrize(
-    "vocab", [tiny.SPM, tiny.BPE, tiny.SPM.with_size(1000)], ids=["SPM", "BPE", "padded"]
-)
-def test_the_text_is_of_valid_tokens(vocab: tiny.Vocab, tmp_path: Path) -> None:
+def test_the_text_is_of_valid_tokens(tmp_path: Path) -> None:
+    vocab = tiny.SPM.with_size(1000)
     with closing(Model(tiny.write_llama(tmp_path / "model.gguf", vocab=vocab))) as model:
         tokens = filler_tokens(model.vocab, 700)
         assert len(tokens) == 700
@@ -215,11 +185,9 @@ class Poor:
 @pytest.mark.parametrize(
     ("vocab", "tokens"),
     [
-        (Poor(5, {0, 1}, []), [2, 3, 4, 2]),
         (Poor(5, {0, 1}, [3, 3, 3]), [2, 3, 4, 2]),
         (Poor(4, {0}, [0, 1, 2, 9]), [1, 2, 1, 2]),
         (Poor(2, {0, 1}, []), [0, 1, 0, 1]),
-        (Poor(1, set(), []), [0, 0, 0, 0]),
     ],
 )
 def test_a_vocabulary_that_cannot_write(vocab: Any, tokens: list[int]) -> None:

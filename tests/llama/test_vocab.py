@@ -18,7 +18,7 @@ from patience import PATIENCE
 import ggufspec
 from ggufspec.errors import ClosedError, ModelError, PromptError, VocabError
 from ggufspec.llama.model import Model
-from ggufspec.llama.vocab import Vocab, check_tokens
+from ggufspec.llama.vocab import Vocab
 from ggufspec.llama.vocab_map import first_difference
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.structured.constraint import GrammarConstraint
@@ -69,61 +69,40 @@ def text_of(vocab: Vocab, tokens: Sequence[int]) -> str:
 # The same vocabulary
 
 
-def test_a_vocabulary_is_the_same_as_its_copy(load: Load) -> None:
-    assert not first_difference(load(tiny.SPM), load(tiny.SPM))
+OTHER = tiny.SPM.with_text(290, "one").with_text(280, "two").with_text(300, "three")
 
 
-@pytest.mark.parametrize("n_more", [1, 64, MAX_PADDING])
-def test_padding_makes_no_difference(load: Load, n_more: int) -> None:
-    vocab, padded = load(tiny.SPM), load(tiny.SPM.with_size(len(tiny.SPM) + n_more))
-    assert not first_difference(vocab, padded)
-    assert not first_difference(padded, vocab)
-
-
-def differ(target: Vocab, draft: Vocab, found: str) -> None:
-    assert found in first_difference(target, draft)
-
-
-def test_more_than_padding_is_a_difference(load: Load) -> None:
-    n_vocab = len(tiny.SPM)
-    small, large = load(tiny.SPM), load(tiny.SPM.with_size(n_vocab + MAX_PADDING + 1))
-    differ(small, large, f"the target has {n_vocab} tokens, the draft {n_vocab + 129}")
-    differ(large, small, f"the target has {n_vocab + 129} tokens, the draft {n_vocab}")
-
-
-def test_the_kind_of_tokenizer_is_a_difference(load: Load) -> None:
-    spm, bpe = load(tiny.SPM), load(tiny.BPE.with_size(len(tiny.SPM)))
-    differ(spm, bpe, "the target's tokenizer is SPM, the draft's BPE")
-    differ(bpe, spm, "the target's tokenizer is BPE, the draft's SPM")
-
-
-@pytest.mark.parametrize("place", [0, 3, 300, len(tiny.SPM) - 1])
-def test_the_text_of_a_token_is_a_difference(load: Load, place: int) -> None:
-    other = tiny.SPM.with_text(place, "other")
-    differ(
-        load(tiny.SPM),
-        load(other),
-        f"token {place} is {tiny.SPM.tokens[place]!r} in the target and 'other' in the draft",
-    )
-
-
-def test_the_first_of_many_differences_is_named(load: Load) -> None:
-    other = tiny.SPM.with_text(290, "one").with_text(280, "two").with_text(300, "three")
-    differ(load(tiny.SPM), load(dataclasses.replace(other, bos=2)), "token 280 is")
-
-
-def test_beginning_and_end_are_differences(load: Load) -> None:
-    vocab = load(tiny.SPM)
-    differ(
-        vocab,
-        load(dataclasses.replace(tiny.SPM, bos=300)),
-        "the beginning-of-text token is 1 in the target and 300 in the draft",
-    )
-    differ(
-        vocab,
-        load(dataclasses.replace(tiny.SPM, eos=301)),
-        "the end-of-text token is 2 in the target and 301 in the draft",
-    )
+@pytest.mark.parametrize(
+    ("draft", "difference"),
+    [
+        (tiny.SPM, ""),
+        (tiny.SPM.with_size(len(tiny.SPM) + MAX_PADDING), ""),
+        (
+            tiny.SPM.with_size(len(tiny.SPM) + MAX_PADDING + 1),
+            f"the target has {len(tiny.SPM)} tokens, the draft {len(tiny.SPM) + 129}",
+        ),
+        (
+            tiny.BPE.with_size(len(tiny.SPM)),
+            "the target's tokenizer is SPM, the draft's BPE",
+        ),
+        (
+            dataclasses.replace(OTHER, bos=2),
+            f"token 280 is {tiny.SPM.tokens[280]!r} in the target and 'two' in the draft",
+        ),
+        (
+            dataclasses.replace(tiny.SPM, bos=300),
+            "the beginning-of-text token is 1 in the target and 300 in the draft",
+        ),
+        (
+            dataclasses.replace(tiny.SPM, eos=301),
+            "the end-of-text token is 2 in the target and 301 in the draft",
+        ),
+    ],
+)
+def test_the_first_difference_of_two_vocabularies_is_named(
+    draft: tiny.Vocab, difference: str, load: Load
+) -> None:
+    assert first_difference(load(tiny.SPM), load(draft)) == difference
 
 
 def test_a_pair_without_a_common_token_is_not_loaded(tmp_path: Path) -> None:
@@ -138,26 +117,13 @@ def test_a_pair_without_a_common_token_is_not_loaded(tmp_path: Path) -> None:
 # Text and tokens
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_bytes_survive_a_round_trip(load: Load, text: str) -> None:
-    vocab = load(tiny.BPE)
-    tokens = vocab.tokenize(text, add_special=False, parse_special=False)
-    assert text_of(vocab, tokens) == text
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_sentencepiece_puts_at_most_a_space_before(load: Load, text: str) -> None:
-    vocab = load(tiny.SPM)
-    tokens = vocab.tokenize(text, add_special=True, parse_special=False)
-    assert tokens[0] == vocab.bos == tiny.SPM.bos
-    assert text_of(vocab, tokens) in (text, f" {text}")
-
-
-def test_a_token_may_be_part_of_a_character(load: Load) -> None:
-    vocab = load(tiny.SPM)
-    tokens = vocab.tokenize("🙂", add_special=False, parse_special=False)
-    assert b"".join(vocab.piece(token) for token in tokens[-4:]) == "🙂".encode()
-    assert all(len(vocab.piece(token)) == 1 for token in tokens[-4:])
+def test_bytes_survive_a_round_trip(load: Load) -> None:
+    bpe, spm = load(tiny.BPE), load(tiny.SPM)
+    for text in TEXTS:
+        assert text_of(bpe, bpe.tokenize(text, add_special=False, parse_special=False)) == text
+        tokens = spm.tokenize(text, add_special=True, parse_special=False)
+        assert tokens[0] == spm.bos == tiny.SPM.bos
+        assert text_of(spm, tokens) in (text, f" {text}"), "at most a space before"
 
 
 @pytest.mark.parametrize("tiny_vocab", [tiny.SPM, tiny.BPE], ids=["spm", "bpe"])
@@ -232,12 +198,9 @@ def test_stop_tokens_are_all_that_end_a_text(load: Load) -> None:
 # Prompts that are none
 
 
-def test_text_that_is_not_unicode_is_refused(load: Load, engine: ggufspec.Engine) -> None:
-    for text, place in (("abc\ud800def", 3), ("\udcff", 0)):
-        with pytest.raises(PromptError, match=f"not valid Unicode at character {place}"):
-            load(tiny.SPM).tokenize(text, add_special=True, parse_special=True)
-        with pytest.raises(PromptError, match="not valid Unicode"):
-            engine.tokenize(text)
+def test_text_that_is_not_unicode_is_refused(load: Load) -> None:
+    with pytest.raises(PromptError, match="not valid Unicode at character 3"):
+        load(tiny.SPM).tokenize("abc\ud800def", add_special=True, parse_special=True)
 
 
 def without_bytes(*kept: int) -> tiny.Vocab:
@@ -256,14 +219,7 @@ def without_bytes(*kept: int) -> tiny.Vocab:
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [
-        ("a\nb", r"'\\n', U\+000A \(character 1"),
-        ("a=b", "'=', U.003D"),
-        ("\0", ".*U.0000"),
-        ("hé", "'é'"),
-        ("hello 🙂", "'🙂'"),
-        ("<|a=b|>=", "'='"),
-    ],
+    [("a\nb", r"'\\n', U\+000A \(character 1"), ("hé", "'é'"), ("<|a=b|>=", "'=', U.003D")],
 )
 def test_a_character_that_the_vocabulary_cannot_write_is_refused(
     load: Load, text: str, named: str
@@ -320,7 +276,7 @@ def test_a_vocabulary_that_adds_a_token_it_does_not_have_is_refused(load: Load) 
         )
 
 
-@pytest.mark.parametrize("bad", [-1, len(tiny.SPM), 2**31, -(2**40), 10**20])
+@pytest.mark.parametrize("bad", [-1, len(tiny.SPM), 10**20])
 def test_a_token_outside_the_vocabulary_is_refused(engine: ggufspec.Engine, bad: int) -> None:
     with pytest.raises(PromptError, match=rf"token {bad} at position 2 .*{len(tiny.SPM)} tokens"):
         engine.tokenize([1, 5, bad, 6])
@@ -383,29 +339,16 @@ def test_an_engine_may_be_closed_while_another_thread_reads_a_token(
     thread.join(PATIENCE)
 
 
-def test_every_token_of_the_vocabulary_is_taken(engine: ggufspec.Engine) -> None:
-    for token in range(len(tiny.SPM)):
-        assert engine.tokenize([token]) == [token]
-    check_tokens(range(len(tiny.SPM)), engine.vocab)
-
-
 def test_a_prompt_of_tokens_is_copied(engine: ggufspec.Engine) -> None:
     prompt = [1, 5, 6]
     assert engine.tokenize(prompt) == engine.tokenize(tuple(prompt)) == prompt
     assert engine.tokenize(prompt) is not prompt
 
 
-def test_an_empty_text_is_the_bos_token(engine: ggufspec.Engine) -> None:
-    assert engine.tokenize("") == engine.tokenize("hello")[:1]
-
-
-@pytest.mark.parametrize("prompt", [[], ()])
-def test_an_empty_list_of_tokens_is_refused(engine: ggufspec.Engine, prompt: list[int]) -> None:
+def test_a_prompt_has_a_token_and_leaves_room_for_one(engine: ggufspec.Engine) -> None:
+    assert engine.tokenize("") == engine.tokenize("hello")[:1], "the BOS token"
     with pytest.raises(PromptError, match="at least one"):
-        engine.tokenize(prompt)
-
-
-def test_a_prompt_must_leave_room_for_a_token(engine: ggufspec.Engine) -> None:
+        engine.tokenize([])
     assert len(engine.tokenize([5] * 63)) == 63
     with pytest.raises(PromptError, match=r"64 tokens.*n_ctx"):
         engine.tokenize([5] * 64)

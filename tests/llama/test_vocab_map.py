@@ -14,7 +14,7 @@ import tiny
 from ggufspec.errors import VocabError
 from ggufspec.llama.model import Model
 from ggufspec.llama.vocab import Vocab
-from ggufspec.llama.vocab_map import VocabMap, map_of
+from ggufspec.llama.vocab_map import VocabMap
 
 Map = Callable[[tiny.Vocab, tiny.Vocab], VocabMap]
 
@@ -48,16 +48,6 @@ def without(vocab: tiny.Vocab, texts: Sequence[bytes]) -> tiny.Vocab:
 
 def text_of(vocab: tiny.Vocab, tokens: Sequence[int]) -> bytes:
     return b"".join(map(vocab.bytes_of, tokens))
-
-
-def test_all_tokens_of_a_part_of_the_vocabulary_match_by_their_names(mapped: Map) -> None:
-    found = mapped(tiny.SPM, FEW)
-    unknown = FEW.tokens.index("<unk>")
-    assert found.to_target[unknown] == -1
-    for token, name in enumerate(FEW.tokens):
-        if token != unknown:
-            assert tiny.SPM.tokens[found.to_target[token]] == name
-    assert found.n_common / found.n_target == (len(FEW) - 1) / (len(tiny.SPM) - 1)
 
 
 @pytest.mark.parametrize("draft", OTHERS.values(), ids=OTHERS)
@@ -110,8 +100,8 @@ def test_padding_matches_nothing(mapped: Map) -> None:
 
 @pytest.mark.parametrize(
     ("target", "draft"),
-    [(tiny.SPM, FEW), (FEW, tiny.SPM), (tiny.SPM, tiny.BPE), (tiny.BPE, tiny.SPM)],
-    ids=["fewer", "more", "bpe", "spm"],
+    [(tiny.SPM, FEW), (tiny.SPM, tiny.BPE), (tiny.BPE, tiny.SPM)],
+    ids=["fewer", "bpe", "spm"],
 )
 def test_every_text_token_is_read_with_its_bytes(
     mapped: Map, target: tiny.Vocab, draft: tiny.Vocab
@@ -120,12 +110,6 @@ def test_every_text_token_is_read_with_its_bytes(
     for token in range(len(target)):
         assert text_of(draft, found.spelled(token)) == target.bytes_of(token)
     assert found.spelled(5) is found.spelled(5)
-
-
-def test_a_missing_word_is_read_in_its_usual_tokens(mapped: Map) -> None:
-    draft = tiny.spm_vocab(words=(" hel",))
-    read = mapped(tiny.SPM, draft).spelled(tiny.SPM.id_of("\u2581hello"))
-    assert [draft.tokens[token] for token in read] == ["\u2581hel", "l", "o"]
 
 
 def test_compounds_are_tokens_that_the_draft_writes_in_two(mapped: Map) -> None:
@@ -181,10 +165,3 @@ def test_the_overlap_is_reported_with_advice_where_it_is_small(mapped: Map) -> N
 def test_nothing_in_common_is_refused(mapped: Map) -> None:
     with pytest.raises(VocabError, match=r"no token in common: they differ\. Use a draft of"):
         mapped(tiny.SPM, tiny.SILENT)
-
-
-def test_equal_vocabularies_need_no_map(tmp_path: Path) -> None:
-    a, b = (Model(tiny.write_llama(tmp_path / f"{name}.gguf")) for name in "ab")
-    assert map_of(a.vocab, b.vocab) is None
-    a.close()
-    b.close()
