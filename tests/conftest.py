@@ -87,7 +87,7 @@ def _attention(_amx: None) -> Iterator[None]:
     measure = attention.time_passes
 
     def time_once(model: Model, until: float, deepest: int) -> Times | None:
-        shape = (model.heads, model.n_layers, model.n_embd, deepest)
+        shape = (model.attention_heads, model.n_layers, model.n_embd, deepest)
         if shape not in known:
             known[shape] = measure(model, until, deepest)
         return known[shape]

@@ -20,7 +20,7 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.timing import measured
+from ggufspec.llama.timing import measure_costs
 
 TEMPERATURE = 0.7  # of the distributions that are compared
 N_DRAFT = 7  # longest draft whose speed-up is predicted
@@ -90,7 +90,7 @@ def reference_of(
         for i, excerpt in enumerate(excerpts):
             texts.append(ReferenceText.of(excerpt, rows_of(context, excerpt)))
             tell("Computing the target's predictions", i + 1, len(excerpts))
-    passes = measured(
+    passes = measure_costs(
         engine.pair.target,
         _SIZES,
         progress and (lambda done, of: tell("Measuring the target", done, of)),

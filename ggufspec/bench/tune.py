@@ -21,7 +21,7 @@ from ggufspec.engine.calibration import time_head
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ModelError, OutOfMemoryError
 from ggufspec.llama import timing
-from ggufspec.llama.attention import Attention, known_attention
+from ggufspec.llama.attention import Attention, measure_attention
 from ggufspec.llama.context import Context
 from ggufspec.llama.devices import n_logical_cores, n_threads_default
 from ggufspec.llama.profile_key import profile_key
@@ -116,7 +116,7 @@ def tune(
         attention = Attention(target.options.flash_attention)
         if given.flash_attention is None:
             of_draft = draft.model if draft else None
-            attention = known_attention(target.model, of_draft, target.options)
+            attention = measure_attention(target.model, of_draft, target.options)
         if attention.setting != target.options.flash_attention:
             n_ctx = min(depth + n_most + 1, target.n_ctx)
             changed = {"flash_attention": attention.setting, "n_ctx": n_ctx}

@@ -27,7 +27,7 @@ from ggufspec.llama.cpu_use import cpu_use, is_busy, were_disturbed
 from ggufspec.llama.log import logger
 from ggufspec.llama.session import SlotSession
 from ggufspec.llama.threadpool import end_threads
-from ggufspec.llama.timing import DraftTimes, measured
+from ggufspec.llama.timing import DraftTimes, measure_costs
 from ggufspec.llama.vocab_map import filler_tokens
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
@@ -139,7 +139,7 @@ def _costs(
     of_draft = partial(tell, "draft costs")
     of_passes = partial(tell, "costs") if context is pair.target else of_draft
     of_passes(0, 1)
-    costs = measured(
+    costs = measure_costs(
         context,
         [size for size in SIZES if size <= min(known.n_most, context.n_ctx)],
         of_passes,

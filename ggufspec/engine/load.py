@@ -22,7 +22,7 @@ from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama import kernels
-from ggufspec.llama.attention import Attention, UsualText, known_attention
+from ggufspec.llama.attention import Attention, UsualText, measure_attention
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_checks import check_exact, check_room
 from ggufspec.llama.context_options import ContextOptions
@@ -309,7 +309,7 @@ def _settings(
     shared = replace(shared, n_batch=n_batch, offloads=offloads)
     if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
         tuned = found.flash_attention and Attention(found.flash_attention)
-        attention = tuned or known_attention(target, draft, shared, options.usual_text)
+        attention = tuned or measure_attention(target, draft, shared, options.usual_text)
         shared = replace(shared, flash_attention=attention.setting)
     of_target = replace(
         shared,

@@ -13,10 +13,9 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.constants import UNMEASURED_STEP
 from ggufspec.drafting.cost_model import CostModel, Start
 from ggufspec.llama import kernels
-from ggufspec.llama.attention import SIZES as ATTENTION_SIZES
-from ggufspec.llama.attention import Attention
+from ggufspec.llama.attention import PASS_SIZES, Attention
 from ggufspec.llama.devices import machine, offload_devices
-from ggufspec.llama.kernel_choice import SIZES
+from ggufspec.llama.kernel_choice import KERNEL_SIZES
 from ggufspec.llama.model import Model
 from ggufspec.models.shape import ModelShape
 from ggufspec.placement.speeds import (
@@ -98,12 +97,12 @@ def timed_start(
     of_target, of_draft = (
         None
         if model is None or model.kernels.times is None
-        else {n: model.kernels.times[n] / 1000 for n in SIZES}
+        else {n: model.kernels.times[n] / 1000 for n in KERNEL_SIZES}
         for model in (target, draft)
     )
     read = max(of_draft[2] - of_draft[1], 0.0) if of_draft else None
     if attention is not None and attention.seconds:
-        found = [dict(zip(ATTENTION_SIZES, each, strict=True)) for each in attention.seconds]
+        found = [dict(zip(PASS_SIZES, each, strict=True)) for each in attention.seconds]
         of_target, of_draft = found[0], found[1] if found[1:] else None
     if of_target is None:
         return None

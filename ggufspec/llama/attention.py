@@ -25,7 +25,7 @@ from ggufspec.llama.profile_key import pair_key
 from ggufspec.llama.threadpool import ThreadPools
 
 SECONDS = 1.0  # limit for measuring a pair; slow passes may take up to three times as long
-SIZES = (1, 4, 8)  # tokens of the passes
+PASS_SIZES = (1, 4, 8)  # tokens of the passes
 _N_WITHOUT_DRAFT = 2  # sizes measured without a draft model: few passes are longer
 MOST_SECONDS = 0.1  # of a pass; in slower ones, attention is a small part
 DEPTHS = (32, 512)  # tokens in the cache before the pass
@@ -44,7 +44,7 @@ _N_ATTEMPTS = 2  # to measure while other programs disturb it
 _SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
 _WAYS = ("on", "off")  # of flash attention
 
-# Seconds of one model: by "on" or "off", then by depth (two), then by tokens (SIZES; PROMPT).
+# Seconds of one model: by "on" or "off", then by depth (two), then by tokens (PASS_SIZES; PROMPT).
 Times = Mapping[str, Sequence[Sequence[float]]]
 
 
@@ -71,7 +71,7 @@ class Attention(NamedTuple):
     """How a pair computes attention: "auto" (llama.cpp decides) or "off", without flash attention.
 
     `ratio`: seconds of a text without flash attention, over seconds with it; None: not measured.
-    `seconds`: per model, target first: of passes over SIZES, with the choice.
+    `seconds`: per model, target first: of passes over PASS_SIZES, with the choice.
     """
 
     setting: str = defaults.FLASH_ATTENTION
@@ -95,7 +95,7 @@ class Attention(NamedTuple):
 
 def choose_attention(text: UsualText, *models: Times, has_draft: bool) -> Attention:
     """The choice that a target and its draft share, from their times at `text.deepest`."""
-    n_sizes = len(SIZES) if has_draft else _N_WITHOUT_DRAFT
+    n_sizes = len(PASS_SIZES) if has_draft else _N_WITHOUT_DRAFT
 
     def seconds_at(depth: float, times: Times, way: str) -> Sequence[float]:
         share = (depth - DEPTHS[0]) / (text.deepest - DEPTHS[0])
@@ -112,14 +112,14 @@ def choose_attention(text: UsualText, *models: Times, has_draft: bool) -> Attent
 
     ratio = seconds_of_text("off") / seconds_of_text("on")
     setting, way = ("off", "off") if ratio < FASTER else (defaults.FLASH_ATTENTION, "on")
-    chosen = [seconds_at(text.depth, times, way)[: len(SIZES)] for times in models]
+    chosen = [seconds_at(text.depth, times, way)[: len(PASS_SIZES)] for times in models]
     return Attention(setting, ratio, text, chosen)
 
 
-def known_attention(
+def measure_attention(
     target: Model, draft: Model | None, options: ContextOptions, text: UsualText | None = None
 ) -> Attention:
-    """The choice for a pair on this machine; the first time, its passes are measured and stored.
+    """Measure the passes of a pair and store them, or recall what was measured on this machine.
 
     `text`: what the pair is loaded for; None: unknown, and then short texts decide.
     Measurements that cannot be stored are not used: texts with a seed would differ between loads.
@@ -191,7 +191,7 @@ def time_passes(model: Model, until: float, deepest: int = DEPTHS[-1]) -> Times 
 
 
 def _sizes(deepest: int) -> Sequence[int]:
-    return SIZES if deepest <= DEPTHS[-1] else (*SIZES, PROMPT)
+    return PASS_SIZES if deepest <= DEPTHS[-1] else (*PASS_SIZES, PROMPT)
 
 
 def _undisturbed(models: Sequence[Model], deepest: int) -> Sequence[Times] | None:
@@ -219,7 +219,7 @@ def _measure(models: Sequence[Model], deepest: int) -> Sequence[Times]:
     found, until = [], perf_counter()
     for model in models:
         until += SECONDS / len(models)
-        times = None if model.heads is None else time_passes(model, until, deepest)
+        times = None if model.attention_heads is None else time_passes(model, until, deepest)
         if times is None:
             return ()
         found.append(times)
@@ -228,7 +228,7 @@ def _measure(models: Sequence[Model], deepest: int) -> Sequence[Times]:
 
 def _has_room(model: Model, options: ContextOptions) -> bool:
     n_scores = min(options.n_batch, options.n_ctx) * options.n_ctx * options.n_sequences
-    n_heads = model.heads.n if model.heads else 0
+    n_heads = model.attention_heads.n if model.attention_heads else 0
     return 4 * n_scores * n_heads <= max(_SCORE_BYTES, model.n_bytes // 4)
 
 

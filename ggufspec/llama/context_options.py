@@ -9,7 +9,7 @@ import llama_cpp
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.devices import offload_devices, physical_memory, takes_tensor
-from ggufspec.llama.model import Heads, Model
+from ggufspec.llama.model import AttentionHeads, Model
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
@@ -83,8 +83,8 @@ def check_cache(model: Model, options: ContextOptions) -> None:
     """Raise OutOfMemoryError: the operating system, or ggml, would end the process."""
     if not model.n_gpu_layers:
         _check_memory(model, options)
-    elif model.heads is not None:
-        _check_tensors(model, options, model.heads)
+    elif model.attention_heads is not None:
+        _check_tensors(model, options, model.attention_heads)
 
 
 def check_kept(model: Model, options: ContextOptions, *, is_head: bool) -> None:
@@ -130,7 +130,7 @@ def _check_memory(model: Model, options: ContextOptions) -> None:
         )
 
 
-def _check_tensors(model: Model, options: ContextOptions, heads: Heads) -> None:
+def _check_tensors(model: Model, options: ContextOptions, heads: AttentionHeads) -> None:
     """No K or V cache of a layer may exceed a device's largest tensor, a limit of drivers."""
     n_cells = options.n_cells * options.n_sequences * heads.n_kv
     tensors = ((options.type_k, heads.n_keys), (options.type_v, heads.n_values))

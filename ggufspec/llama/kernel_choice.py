@@ -25,7 +25,7 @@ from ggufspec.llama.log import listening, logger
 from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.placement.overrides import Overrides, stays
 
-SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
+KERNEL_SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
 # For a model partly on devices, a whole text of this many prompt and answer tokens decides, too:
 # packed weights leave the host buffers, from which devices read weights for prompts.
 PROMPT, N_WRITTEN = 512, 256
@@ -40,7 +40,7 @@ _ROOM = 2.5  # times the weights on the host: in the file's form, packed, and fo
 _PROMPT_MILLISECONDS = 1000  # a longer prompt is timed only once
 
 Load = Callable[[bool], "int | None"]  # the argument: whether to leave out host buffers of devices
-Times = Mapping[int, float]  # milliseconds by tokens of a pass
+Milliseconds = Mapping[int, float]  # milliseconds by tokens of a pass
 
 
 class Choice(NamedTuple):
@@ -50,13 +50,13 @@ class Choice(NamedTuple):
     """
 
     types: tuple[str, ...] = ()
-    llama_cpp: Times | None = None
-    ggufspec: Times | None = None
+    llama_cpp: Milliseconds | None = None
+    ggufspec: Milliseconds | None = None
     both: bool = False
 
     @property
-    def times(self) -> Times | None:
-        """Times with the chosen kernels; None if nothing was measured."""
+    def times(self) -> Milliseconds | None:
+        """Milliseconds with the chosen kernels; None if nothing was measured."""
         return self.ggufspec if self.types else self.llama_cpp
 
     @property
@@ -94,8 +94,8 @@ def load(
     """Load a model with the kernels that are fastest for it: (its pointer or None, the choice).
 
     The first time on this machine, it is loaded with llama.cpp's kernels and with ours, and passes
-    over SIZES tokens decide; that is stored. writes: it is a model of its own, so that its passes
-    can be measured. phases: of loading, of which `load_file` reports the share.
+    over KERNEL_SIZES tokens decide; that is stored. writes: it is a model of its own, so that its
+    passes can be measured. phases: of loading, of which `load_file` reports the share.
     """
     usable: Mapping[str, int] = {}
     if environ.get(kernels.VARIABLE) != "off" and (writes or not placed.devices):
@@ -123,7 +123,7 @@ def load(
                 "which are faster; this happens once",
                 path.name,
             )
-            sizes, began = (*SIZES, PROMPT) if placed.devices else SIZES, cpu_use()
+            sizes, began = (*KERNEL_SIZES, PROMPT) if placed.devices else KERNEL_SIZES, cpu_use()
             pointer, choice = _measure(load_file, offer, sizes, phases, began)
             times = [each.values() for each in (choice.llama_cpp, choice.ggufspec) if each]
             if pointer is None or len(times) < 2:
@@ -183,7 +183,7 @@ def _key(path: Path, placed: Placed, usable: Mapping[str, int]) -> dict[str, obj
 
 def _recall(key: Mapping[str, object], usable: Mapping[str, int]) -> Choice | None:
     known = profile_store.recall(key) or {}
-    sizes = (*SIZES, PROMPT) if "devices" in key else SIZES
+    sizes = (*KERNEL_SIZES, PROMPT) if "devices" in key else KERNEL_SIZES
     types = known.get("types")
     theirs, ours = (_times(known.get(of), sizes) for of in ("llama_cpp", "ggufspec"))
     if not isinstance(types, list) or theirs is None or ours is None:
@@ -262,7 +262,7 @@ def _measure(
 
 def _timed(
     load_file: Load, offer: Offer, sizes: Sequence[int], phases: Phases
-) -> tuple[int | None, Times | None]:
+) -> tuple[int | None, Milliseconds | None]:
     """Load with our kernels for these types, and time passes; frees the model if that raises."""
     if (pointer := _load(load_file, offer)) is None:
         return None, None
@@ -276,15 +276,15 @@ def _timed(
         raise
 
 
-def _is_faster(times: Times, than: Times) -> bool:
+def _is_faster(times: Milliseconds, than: Milliseconds) -> bool:
     if times[1] > _NO_SLOWER * than[1]:
         return False
     of_text, of_text_than = (each.get(PROMPT, 0.0) + N_WRITTEN * each[1] for each in (times, than))
-    ratios = (times[size] / than[size] for size in SIZES)
-    return sum(ratios) < len(SIZES) and of_text <= _NO_SLOWER * of_text_than
+    ratios = (times[size] / than[size] for size in KERNEL_SIZES)
+    return sum(ratios) < len(KERNEL_SIZES) and of_text <= _NO_SLOWER * of_text_than
 
 
-def _times(found: object, sizes: Sequence[int]) -> Times | None:
+def _times(found: object, sizes: Sequence[int]) -> Milliseconds | None:
     if not isinstance(found, dict) or {*found} != {*map(str, sizes)}:
         return None
     if not all(isinstance(each, float) and each > 0 for each in found.values()):
@@ -306,7 +306,7 @@ def _free(pointer: int) -> None:
         llama_cpp.llama_model_free(pointer)
 
 
-def _time(pointer: int, sizes: Sequence[int], phases: Phases) -> Times | None:
+def _time(pointer: int, sizes: Sequence[int], phases: Phases) -> Milliseconds | None:
     """Milliseconds of the model's passes on an empty cache; None if it has none."""
     if llama_cpp.llama_model_has_encoder(pointer) or not llama_cpp.llama_model_has_decoder(pointer):
         return None
@@ -317,7 +317,7 @@ def _time(pointer: int, sizes: Sequence[int], phases: Phases) -> Times | None:
             for size in sizes:
                 if size == PROMPT and sum(found[size]) > _PROMPT_MILLISECONDS:
                     continue
-                seconds = context.seconds(size, max(SIZES))
+                seconds = context.seconds(size, max(KERNEL_SIZES))
                 if seconds is None:
                     return None
                 found[size].append(1000 * seconds)

@@ -36,7 +36,7 @@ _KEY_TAGS = {  # per Python type: llama.cpp's tag, and the member of its union
 }
 
 
-class Heads(NamedTuple):
+class AttentionHeads(NamedTuple):
     """The attention of a layer: query heads, KV heads, and the width of each one's K and V."""
 
     n: int
@@ -269,7 +269,7 @@ class Model:
         return None if has_rope or not self.can_drop_tail else self.n_ctx_train
 
     @property
-    def heads(self) -> Heads | None:
+    def attention_heads(self) -> AttentionHeads | None:
         """The attention heads of the first layer; None where few or no layers have attention."""
         n = int(llama_cpp.llama_model_n_head(self.pointer))
         n_kv = int(llama_cpp.llama_model_n_head_kv(self.pointer))
@@ -277,12 +277,12 @@ class Model:
             return None
         usual = self.n_embd // n
         k, v = (self._number(f"attention.{of}_length", usual) for of in ("key", "value"))
-        return Heads(n, n_kv, k, v)
+        return AttentionHeads(n, n_kv, k, v)
 
     @property
     def n_kv_values(self) -> int:
-        """Values for each token in the K and V caches; 0 where `heads` is None."""
-        heads = self.heads
+        """Values for each token in the K and V caches; 0 where `attention_heads` is None."""
+        heads = self.attention_heads
         return self.n_layers * heads.n_kv * (heads.n_keys + heads.n_values) if heads else 0
 
     @property

@@ -22,7 +22,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Session
 from ggufspec.errors import DecodeError, NoRoomError, OptionError, OutOfMemoryError
 from ggufspec.llama import kernels
-from ggufspec.llama.attention import known_attention
+from ggufspec.llama.attention import measure_attention
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.mapped_session import MappedSession
@@ -67,7 +67,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self._model = Model(path, n_gpu_layers=n_gpu_layers)
         try:
             options = ContextOptions(n_ctx=n_ctx, n_threads=n_threads)
-            attention = known_attention(self._model, None, options)
+            attention = measure_attention(self._model, None, options)
             options = replace(options, flash_attention=attention.setting)
             self._context = Context(self._model, options)
         except BaseException:

@@ -164,8 +164,11 @@ class Checkpoints:
         self._context.truncate(0, self._sequence)
         return 0
 
-    def n_to_next_end(self, tokens: array[int]) -> int:
-        """Tokens to the next end of a late message, or 0; marks the present place if it is one."""
+    def save_at_end(self, tokens: array[int]) -> int:
+        """Save a marked checkpoint if a late message ends here.
+
+        Returns the number of tokens to the next such end, or 0.
+        """
         stops = list(self._context.model.vocab.stop_tokens)
         ends = np.flatnonzero(np.isin(tokens, stops)) + 1
         ends = ends[-self._n_marked :] if self._n_marked else ends[:0]

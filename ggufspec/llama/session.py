@@ -193,7 +193,7 @@ class LlamaSession:
         if self._n_exact:
             self._n_prompt = len(tokens) - len(unread[n:])
         elif self._n_droppable is not None and not self._drafts:
-            n = min(n, self._checkpoints.n_to_next_end(tokens) or n)
+            n = min(n, self._checkpoints.save_at_end(tokens) or n)
         return Piece(self._context, self.sequence, unread[:n], len(unread))
 
     def unread(self, tokens: Sequence[int]) -> Sequence[int]:

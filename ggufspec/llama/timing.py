@@ -127,7 +127,7 @@ def time_draft(
     return DraftTimes(steps, readings, n_read, context.n_per_step)
 
 
-def measured(
+def measure_costs(
     target: Context,
     sizes: Sequence[int],
     progress: Progress | None = None,

@@ -27,12 +27,12 @@ from ggufspec.llama.attention import (
     Times,
     UsualText,
     choose_attention,
-    known_attention,
+    measure_attention,
     time_passes,
 )
 from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.model import Heads, Model
+from ggufspec.llama.model import AttentionHeads, Model
 from ggufspec.standin import embedded
 
 
@@ -113,7 +113,7 @@ LONG = UsualText(5000, 32)
 
 def long_times(flash: float, plain: float, prompt: float, plain_prompt: float) -> Times:
     """On an empty cache both ways take as long; at the depth of LONG, these seconds."""
-    empty, n = [0.1, 0.1, 0.1, 0.5], len(attention.SIZES)
+    empty, n = [0.1, 0.1, 0.1, 0.5], len(attention.PASS_SIZES)
     return {
         "on": [empty, [*[flash] * n, prompt]],
         "off": [empty, [*[plain] * n, plain_prompt]],
@@ -149,7 +149,7 @@ def test_whole_passes_are_timed_within_the_limit(monkeypatch: pytest.MonkeyPatch
         assert perf_counter() - began < 30
     assert found is not None
     for of_depth in found.values():
-        assert np.shape(of_depth) == (len(attention.DEPTHS), len(attention.SIZES))
+        assert np.shape(of_depth) == (len(attention.DEPTHS), len(attention.PASS_SIZES))
         assert 0 < np.min(of_depth) <= np.max(of_depth) < 1
 
 
@@ -158,7 +158,7 @@ def test_long_texts_are_timed_with_pieces_of_prompts() -> None:
         found = time_passes(model, perf_counter(), deepest=2048)
     assert found is not None
     for of_depth in found.values():
-        assert np.shape(of_depth) == (2, len(attention.SIZES) + 1)
+        assert np.shape(of_depth) == (2, len(attention.PASS_SIZES) + 1)
         assert of_depth[1][0] < of_depth[1][-1], "one token, and a piece of a prompt"
 
 
@@ -190,10 +190,10 @@ def test_nothing_is_decided_where_time_is_short() -> None:
 
 def test_heads_are_read_from_the_file(tmp_path: Path) -> None:
     with closing(Model(tiny.write_llama(tmp_path / "model.gguf"))) as model:
-        assert model.heads == Heads(4, 2, 8, 8)
+        assert model.attention_heads == AttentionHeads(4, 2, 8, 8)
         assert model.n_kv_values == 2 * 2 * (8 + 8), "two layers of two KV heads"
     with closing(Model(tiny.write_mamba(tmp_path / "mamba.gguf"))) as model:
-        assert (model.heads, model.n_kv_values) == (None, 0)
+        assert (model.attention_heads, model.n_kv_values) == (None, 0)
 
 
 # Loads
@@ -267,7 +267,7 @@ def test_a_long_context_keeps_flash_attention(target: Path, timer: Timer) -> Non
         cases: Mapping[int, str] = {4096: "off", 2**18: "off", 2**18 + 1: "auto"}
         for n_ctx, setting in cases.items():
             options = ContextOptions(n_ctx=n_ctx, n_batch=128)
-            assert known_attention(model, None, options).setting == setting
+            assert measure_attention(model, None, options).setting == setting
 
 
 def test_a_load_for_long_texts_has_a_choice_of_its_own(target: Path, timer: Timer) -> None:
