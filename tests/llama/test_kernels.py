@@ -105,20 +105,34 @@ def test_other_code_in_the_process_keeps_llama_cpps_kernels(quantized: Path) -> 
     assert lines[-1] == "True False"
 
 
-def test_after_a_model_of_other_code_llama_cpps_kernels_stay(quantized: Path) -> None:
-    lines = run(
-        """
-        _, used = logits(sys.argv[1], 8)
-        print(kernels.status().reason, used.types)
-        """,
-        quantized,
-        before="""
-        import sys, llama_cpp
-        params = llama_cpp.llama_model_default_params()
-        model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
-        """,
-    )
-    assert lines[-1] == "another part of this process has loaded a model before ()"
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        (
+            """
+            params = llama_cpp.llama_model_default_params()
+            model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
+            """,
+            "another part of this process has loaded a model before",
+        ),
+        (
+            "llama_cpp.llama_cpp._lib.ggml_version = lambda: b'0.1'\n",
+            f"they know ggml {kernels.GGML_VERSIONS[0]}, and this is 0.1",
+        ),
+        (
+            """
+            from ggufspec.llama import devices
+            devices.free_memory = lambda: 1000  # packed weights would not fit
+            """,
+            "None",
+        ),
+    ],
+    ids=["other code", "version", "memory"],
+)
+def test_where_llama_cpps_kernels_stay(before: str, reason: str, quantized: Path) -> None:
+    program = "_, used = logits(sys.argv[1], 8)\nprint(used.types, kernels.status().reason)\n"
+    before = f"import sys, llama_cpp\n{textwrap.dedent(before)}"
+    assert run(program, quantized, before=before)[-1] == f"() {reason}"
 
 
 def test_two_models_are_used_at_once_freed_and_loaded_again(
@@ -315,19 +329,6 @@ def test_packed_weights_beside_those_of_the_file_compute_the_same(quantized: Pat
     assert lines[-2:] == ["True True"] * 2
 
 
-def test_weights_that_memory_cannot_hold_twice_stay_mapped(quantized: Path) -> None:
-    lines = run(
-        """
-        from ggufspec.llama import devices
-        devices.free_memory = lambda: 1000
-        _, used = logits(sys.argv[1], 8)
-        print(used.types)
-        """,
-        quantized,
-    )
-    assert lines[-1] == "()"
-
-
 def test_a_forked_process_computes_the_same(quantized: Path) -> None:
     lines = run(
         """
@@ -360,19 +361,3 @@ def test_times_that_other_programs_disturbed_are_not_kept(
         run(program, quantized, "none")
         stored = [*profile_store.records()]
         assert len([each for each in stored if "llama_cpp" in each.document]) == n_stored
-
-
-def test_an_unknown_version_of_ggml_leaves_llama_cpps(quantized: Path) -> None:
-    lines = run(
-        """
-        _, used = logits(sys.argv[1], 8)
-        print(used.types, kernels.status().reason)
-        """,
-        quantized,
-        before="""
-        import llama_cpp
-        llama_cpp.llama_cpp._lib.ggml_version = lambda: b"0.1"
-        """,
-    )
-    assert lines[-1].startswith("() they know ggml 0.25")
-    assert lines[-1].endswith(", and this is 0.1")

@@ -43,7 +43,6 @@ def test_types_change_and_the_metadata_stays(source: Path, tmp_path: Path) -> No
     ("options", "message"),
     [
         ({"quantization": "Q4_9"}, "'Q4_9' is not a quantization"),
-        ({"output_type": "Q8_K"}, "'Q8_K' is not a type of weights"),
         ({"output_type": "I32"}, "'I32' is not a type of weights"),
     ],
 )
