@@ -170,13 +170,6 @@ def test_states_of_drafted_tokens_wait_for_the_verdict(
     assert sum(read) == len(text) - 1
 
 
-def test_a_text_with_another_token_has_another_block(contexts: Contexts, pair: Pair) -> None:
-    session, head = session_in(contexts), head_in(pair)
-    contexts.sessions[0].feed([*TEXT, 4, 6])
-    for text in ([*TEXT, 4, 6, 2], [*TEXT, 4, 6, 3], [*TEXT, 4, 2], TEXT):
-        assert_rows(session, head, text, [])
-
-
 def test_rows_are_computed_again_after_another_text_was_read(
     contexts: Contexts, pair: Pair
 ) -> None:
@@ -256,16 +249,3 @@ def test_states_of_a_text_that_was_not_taken_are_missing(contexts: Contexts, pai
     contexts.head.use(0, is_used=True)
     target.feed(TEXT[:-1])
     assert_rows(session, head_in(pair), TEXT, [])
-
-
-def test_rows_are_computed_again_after_measurements(contexts: Contexts) -> None:
-    """These use the context without its sessions, and forget all then."""
-    session = session_in(contexts)
-    row = session.score(TEXT[:1]).copy()
-    contexts.context.decode(TEXT[1:4], 3)
-    session.forget()
-    assert np.array_equal(session.score(TEXT[:1]), row)
-    contexts.sessions[0].feed(TEXT)
-    session.feed(TEXT)
-    session.forget()
-    assert np.isfinite(session.score([TEXT[0], int(row.argmax())]).max())

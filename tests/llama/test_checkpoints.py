@@ -101,8 +101,5 @@ def test_restored_checkpoints_are_kept_as_marked_ones(context: Context) -> None:
     checkpoints.drop_after(39)
     assert [n for n, _ in checkpoints.saved] == [20]
     assert checkpoints.last == 20
-
-
-def test_marked_ones_are_kept_however_far_back() -> None:
     places = [(n, SAVED) for n in (5, 6, 7, 1000, 1001, 1990)]
     assert [n for n, _ in thin(places, 2000, [6, 1001])] == [6, 1001, 1990]

@@ -20,15 +20,11 @@ import tiny
 import ggufspec
 from ggufspec.errors import (
     ClosedError,
-    DecodeError,
     ModelError,
     OptionError,
     VocabError,
 )
-from ggufspec.llama.context import Context
-from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
-from ggufspec.llama.session import LlamaSession
 
 LLAMA_CPP = "ggufspec.llama"  # the logger
 
@@ -298,15 +294,11 @@ def test_whatever_goes_wrong_everything_is_given_back(
 
     silent = tiny.write_llama(tmp_path / "silent.gguf", vocab=tiny.SILENT)
     bert = tiny.write_bert(tmp_path / "bert.gguf")
-    t5 = tiny.write_t5_encoder_decoder(tmp_path / "t5.gguf")
     timed = tiny.write_timed(tmp_path / "timed.gguf", [5, 6], n_ctx_train=64)
     attempts: list[tuple[Any, type[BaseException]]] = [
         (lambda: load(good, good, progress=stop), StopLoadingError),
         (lambda: load(good, silent), VocabError),
-        (lambda: load(good, tmp_path / "missing"), ModelError),
         (lambda: load(bert), ModelError),
-        (lambda: load(t5), ModelError),
-        (lambda: load(good, timed, n_ctx=65), OptionError),
         (lambda: load(good, good, type_k="q8_0", flash_attention="on"), ggufspec.GgufspecError),
         (lambda: load(good, good, type_k="none"), OptionError),
         (lambda: ggufspec.DraftModel(bert, n_ctx=64), ModelError),
@@ -353,35 +345,6 @@ def test_a_model_tells_what_it_is(good: Path, tmp_path: Path) -> None:
     templated = Model(named_only)  # as llama.cpp names a template that a file does not have
     assert templated.chat_template is None
     templated.close()
-
-
-def test_engines_side_by_side_are_closed_in_any_order(good: Path, tmp_path: Path) -> None:
-    hybrid = tiny.write_hybrid(tmp_path / "hybrid.gguf")
-    early = tiny.write_llama(tmp_path / "early.gguf", n_layer=1)
-    pairs = [(good, early), (hybrid, None), (good, None)]
-    alone = []
-    for pair in pairs:
-        with load(*pair) as engine:
-            alone.append(written(engine, 40))
-    assert alone[0] == alone[2], "a draft changes nothing"
-    engines = [load(*pair) for pair in pairs]
-    streams = [
-        iter(engine.stream(" hello world", max_tokens=40, temperature=0, ignore_eos=True))
-        for engine in engines
-    ]
-    open_engines = {0, 1, 2}
-    for closing in (1, 0, 2):
-        for which in open_engines:
-            next(streams[which])
-        engines[closing].close()
-        engines[closing].close()
-        open_engines.discard(closing)
-        with pytest.raises(ClosedError):
-            engines[closing].generate("hello")
-        with pytest.raises(ClosedError):
-            list(streams[closing])
-        for which in open_engines:
-            assert written(engines[which], 40) == alone[which]
 
 
 def test_an_engine_that_is_dropped_frees_its_models(good: Path) -> None:
@@ -439,20 +402,6 @@ def test_the_log_goes_to_a_logger(
             Model(tmp_path / "bad.gguf")
     assert {record.name for record in caplog.records} == {LLAMA_CPP}
     assert logging.ERROR in {record.levelno for record in caplog.records}
-
-
-def test_a_complaint_is_about_this_failure(good: Path) -> None:
-    model = Model(good)
-    context = Context(model, ContextOptions(n_ctx=64, n_threads=1))
-    session = LlamaSession(context)
-    with pytest.raises(DecodeError, match="99999"):
-        session.score([5, 99999])
-    with pytest.raises(DecodeError, match="88888") as caught:
-        session.score([5, 88888])
-    assert "99999" not in str(caught.value)
-    assert str(caught.value).count("failed to decode") == 1, "nothing of an earlier failure"
-    context.close()
-    model.close()
 
 
 def test_other_calls_keep_their_log_afterwards(

@@ -32,16 +32,10 @@ def key_of(target: Path, draft: Path | None, **options: Any) -> str:
 def test_they_can_be_read(target: Path, draft: Path) -> None:
     found = facts_of(target, draft, n_threads=2, n_threads_draft=1, tuned=False)
     assert json.loads(json.dumps(found)) == found
-    assert (found["n_threads"], found["n_threads_draft"], found["flash_attention"]) == (
-        2,
-        1,
-        "auto",
-    )
+    assert (found["n_threads"], found["n_threads_draft"]) == (2, 1)
     pair = found["pair"]
     assert pair["target"]["n_params"] > pair["draft"]["n_params"] > 0
     assert "llama" in pair["target"]["description"]
-    assert pair["machine"]["n_logical_cores"] >= pair["machine"]["n_physical_cores"] >= 1
-    assert pair["machine"]["cpu"]
     assert pair["machine"]["llama_cpp_python"] == llama_cpp.__version__
     assert str(target.parent) not in json.dumps(found), "wherever the files lie"
 

@@ -65,9 +65,11 @@ def test_a_busy_processor_is_left_to_its_program(shows_idle: bool) -> None:
     assert machine.now - began < 1.0
     began, n_passes = machine.now, 1000
     used = machine.run(n_passes)
+    machine.wait(0.2)
+    assert machine.count.n_for(512) == machine.count.n_for(1) == 1, "prompts, too"
     fewest = sum(machine.seconds(1) for _ in range(n_passes))
     assert used.count(1) > 0.95 * n_passes
-    assert machine.now - began < fewest / (0.97 if shows_idle else 0.9)
+    assert machine.now - began - 0.2 < fewest / (0.97 if shows_idle else 0.9)
 
 
 @pytest.mark.parametrize("shows_idle", [True, False])
@@ -158,15 +160,6 @@ def test_after_a_pause_the_programs_that_run_now_are_counted() -> None:
     machine = Machine()
     machine.wait(60.0)  # nothing was busy then
     machine.n_busy = 1
-    assert machine.count.n_for(512) == machine.count.n_for(1) == 1
-
-
-def test_where_nobody_knows_prompts_use_as_many_threads_as_short_passes() -> None:
-    machine = Machine(shows_idle=False)
-    machine.run(100)
-    machine.n_busy = 1
-    machine.run(200)
-    machine.wait(0.2)
     assert machine.count.n_for(512) == machine.count.n_for(1) == 1
 
 

@@ -205,19 +205,7 @@ def test_trees_never_take_more_cells_than_they_have_nodes(context: Context, alon
                 del machine.texts[i][N_CTX:]
 
 
-def test_a_borrowed_path_stays_with_both(context: Context, alone: Oracle) -> None:
-    a, b = LlamaSession(context, 0), LlamaSession(context, 1)
-    text, tree = [*range(10, 30)], Drafted([50, 51, 52, 53], [-1, 0, -1, 2])
-    a.score(text, *tree)
-    b.borrow(0, [*text, 52, 53, 60])
-    assert b.n_common([*text, 52, 53, 60]) == len(text) + 2
-    for session, path in ((b, [52, 53]), (a, [50, 51]), (b, [52])):
-        after = [*text, *path, 61]
-        assert session.prepare(after, ()).tokens == [61]
-        assert_same(session.score(after), alone(after, Drafted([], [])))
-
-
-@pytest.mark.parametrize("write", [tiny.write_swa, tiny.write_mamba, tiny.write_hybrid])
+@pytest.mark.parametrize("write", [tiny.write_swa, tiny.write_mamba])
 def test_what_cannot_read_trees_refuses_them(write: Callable[..., Path], tmp_path: Path) -> None:
     with (
         closing(Model(write(tmp_path / "model.gguf"))) as model,
