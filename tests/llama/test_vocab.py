@@ -16,7 +16,7 @@ import tiny
 from patience import PATIENCE
 
 import ggufspec
-from ggufspec.errors import ClosedError, ModelError, PromptError, VocabError
+from ggufspec.errors import ClosedError, ModelError, PromptError
 from ggufspec.llama.model import Model
 from ggufspec.llama.vocab import Vocab
 from ggufspec.llama.vocab_map import first_difference
@@ -103,15 +103,6 @@ def test_the_first_difference_of_two_vocabularies_is_named(
     draft: tiny.Vocab, difference: str, load: Load
 ) -> None:
     assert first_difference(load(tiny.SPM), load(draft)) == difference
-
-
-def test_a_pair_without_a_common_token_is_not_loaded(tmp_path: Path) -> None:
-    target = tiny.write_llama(tmp_path / "a.gguf")
-    draft = tiny.write_llama(tmp_path / "b.gguf", vocab=tiny.SILENT)
-    with pytest.raises(VocabError, match="no token in common: the target's tokenizer is SPM"):
-        ggufspec.load(target, draft)
-    with ggufspec.load(target, target, n_threads=1) as engine:
-        assert engine.pair.vocab_map is None
 
 
 # Text and tokens
@@ -337,12 +328,6 @@ def test_an_engine_may_be_closed_while_another_thread_reads_a_token(
     engine.close()
     assert ended.is_set(), "close waits for it"
     thread.join(PATIENCE)
-
-
-def test_a_prompt_of_tokens_is_copied(engine: ggufspec.Engine) -> None:
-    prompt = [1, 5, 6]
-    assert engine.tokenize(prompt) == engine.tokenize(tuple(prompt)) == prompt
-    assert engine.tokenize(prompt) is not prompt
 
 
 def test_a_prompt_has_a_token_and_leaves_room_for_one(engine: ggufspec.Engine) -> None:
