@@ -16,7 +16,7 @@ from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import DecodeError, NoRoomError
 from ggufspec.llama import hidden_states, saved_text
 from ggufspec.llama.context import Context, HeadLink
-from ggufspec.llama.head_sessions import Blocks, BlockSession, SharedCacheSession
+from ggufspec.llama.head_sessions import BlockSession, SharedCacheSession
 from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.log import listening
 from ggufspec.llama.saved_text import SavedText
@@ -40,6 +40,7 @@ class Head:
         """
         self.context = context
         self.n_unread_max = n_unread_max
+        self.block_owner: BlockSession | None = None  # whose block was computed last
         self._target, self.facts = target, facts = link
         self.n_draft_max = target.n_rows - 1
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
@@ -51,7 +52,7 @@ class Head:
                 hidden_states.keep_hidden(context.pointer, of_rows_only=facts.block is None)
         make: Callable[[int], HeadSession | SharedCacheSession | BlockSession]
         if facts.block is not None:
-            make = partial(BlockSession, Blocks(context, facts.block, n_unread_max))
+            make = partial(BlockSession, self, facts.block)
         elif facts.shares_cache:
             make = partial(SharedCacheSession, context, target)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +23,12 @@ from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.saved_text import SavedText
 from ggufspec.models.head_facts import Block
 
+if TYPE_CHECKING:
+    from ggufspec.llama.head import Head
+
 # States of the last tokens of a batch that are kept without cells: those of a round, of which some
 # may be rejected.
 _MOST_KEPT = 64
-
-
-@dataclass
-class Blocks:
-    """What the sessions of a head that drafts blocks share; owner: that of the latest block."""
-
-    context: Context
-    block: Block
-    n_unread_max: int  # see Head
-    owner: BlockSession | None = None
 
 
 class BlockSession:
@@ -47,12 +40,12 @@ class BlockSession:
     With DFlash2, a row also depends on the token before it.
     """
 
-    def __init__(self, blocks: Blocks, sequence: int) -> None:
+    def __init__(self, head: Head, block: Block, sequence: int) -> None:
         self.sequence = sequence
-        self._blocks = blocks
-        self._context = blocks.context
-        self._block = blocks.block
-        self._given = GivenStates(blocks.n_unread_max)
+        self._head = head
+        self._context = head.context
+        self._block = block
+        self._given = GivenStates(head.n_unread_max)
         self._held = array("i")  # the tokens whose states are in cells
         self._n_true = 0  # length of the text of its last block, if its rows are still there
         self._text = array("i")  # that text
@@ -103,7 +96,7 @@ class BlockSession:
         del self._held[position + n_same(tokens, self._held[position:]) :]
         self._given.take(position, part, states)
         n_left = 0 if part.parents else max(part.n_rows - 1, 0)
-        if len(self._given) > self._blocks.n_unread_max:
+        if len(self._given) > self._head.n_unread_max:
             self._read(self._given.end - n_left)
 
     def n_common(self, tokens: Sequence[int]) -> int:
@@ -133,7 +126,7 @@ class BlockSession:
         del self._held[:]
         self._n_firm = 0
         self._given.forget()
-        self._blocks.owner = None
+        self._head.block_owner = None
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
         """A copy of its cells of a text. Raises DecodeError, ClosedError."""
@@ -169,7 +162,7 @@ class BlockSession:
         if self._given.first <= n_known:  # else the states are those of another text
             n_known = max(n_known, self._given.n_known(tokens))
         n_true = min(len(tokens), n_known + 1)
-        i, is_there = len(tokens) - n_true, self._blocks.owner is self
+        i, is_there = len(tokens) - n_true, self._head.block_owner is self
         if not (is_there and n_true == self._n_true and n_same(tokens, self._text) == n_true):
             self._compute(tokens[:n_true], i)
         if i >= self._n_rows:
@@ -185,7 +178,7 @@ class BlockSession:
     def _compute(self, text: array[int], i: int) -> None:
         """Compute the block after `text`, if blocks have a row `i`."""
         context, block = self._context, self._block
-        self._blocks.owner = None
+        self._head.block_owner = None
         self._n_true, self._text, self._gaps = len(text), text, []
         if i >= self._n_rows:
             raise NoRoomError(f"the head drafts {max(self._n_rows, 0)} tokens at once")
@@ -207,7 +200,7 @@ class BlockSession:
         if block.n_candidates:
             rows = hidden_states.hidden(context.pointer, n_tokens, context.model.n_embd)
             self._candidates = Candidates(rows[block.first :], block.n_candidates)
-        self._blocks.owner = self
+        self._head.block_owner = self
 
     def _read(self, end: int) -> None:
         """Write the states of the text up to `end` into cells, as far as the target gave them."""
@@ -215,7 +208,7 @@ class BlockSession:
         end = min(end, given.end)
         if not given.first <= len(self._held) < end:
             return
-        self._blocks.owner = None
+        self._head.block_owner = None
         context.truncate(len(self._held), self.sequence)
         for start in range(len(self._held), end, context.n_batch):
             stop = min(start + context.n_batch, end)
