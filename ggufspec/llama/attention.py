@@ -61,7 +61,7 @@ class UsualText(NamedTuple):
 
     @property
     def deepest(self) -> int:
-        """The depth to measure at; the times at others lie on a line with those at DEPTHS[0]."""
+        """The depth to measure at, besides DEPTHS[0]; times between the two lie on a line."""
         if self.depth <= _LONG:
             return DEPTHS[-1]
         return int(min(2 ** (self.depth.bit_length() - 1), _DEEPEST))
@@ -139,7 +139,7 @@ def measure_attention(
     n_sizes = len(_sizes(text.deepest))
     if _recall(facts, len(models), n_sizes) is None:
         with measuring():
-            # Another process may have stored its own meanwhile.
+            # Another process may have stored its times meanwhile.
             if _recall(facts, len(models), n_sizes) is None:
                 measured = _undisturbed(models, text.deepest)
                 if measured is None:

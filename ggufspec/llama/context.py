@@ -241,7 +241,7 @@ class Context:
         self._run([BatchPart(sequence, tokens, n_rows)], hidden)
 
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
-        """`decode_together` of two contexts at the same time; the other one in its own thread.
+        """`decode_together` of two contexts at the same time; `other` computes in its own thread.
 
         Not for a head or its target. With shared pools, one after the other. Raises DecodeError and
         KeyboardInterrupt, which stops both; a sequence then holds all of its new tokens or none.

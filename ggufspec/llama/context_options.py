@@ -62,7 +62,7 @@ class ContextOptions:
 
     @property
     def n_cells(self) -> int:
-        """Cells of the cache for each sequence, with those of padding."""
+        """Cells of the cache for each sequence, with cells for padding."""
         return self.n_kept or self.n_ctx + (self.n_rows if self.is_exact else 0)
 
     @property

@@ -65,7 +65,7 @@ def cpu_use(path: Path = _STAT) -> CpuUse:
     if not any(ticks):
         return found  # a sandbox that shows no times
     found = found._replace(idle=sum(ticks) / os.sysconf("SC_CLK_TCK"))
-    # Where this process may not use all processors, others may run on those.
+    # Where this process may not use all processors, other programs may run on the rest.
     is_limited = len(usable) < (os.cpu_count() or 0)
     if is_limited or not n_running:
         return found

@@ -24,9 +24,9 @@ Signature = tuple[Any, list[Any]]  # the types of a C function: result, argument
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
 _BLOCK = 256  # values of the largest block of any type
-_FILE_PAGES = ("inactive_file", "active_file")  # the kernel frees them, such as of a file just read
+_FILE_PAGES = ("inactive_file", "active_file")  # the kernel can free them
 _CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Apple's processors: llama.cpp calls their GPU one with memory of its own.
+# On Apple's processors, llama.cpp says that the GPU has its own memory; it shares the main memory.
 _IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
 
 
@@ -63,7 +63,7 @@ def n_logical_cores() -> int:
 
 
 def n_threads_most() -> int:
-    """Threads beyond which more wait for processors: those of this process, or its quota."""
+    """The number of logical processors of this process, or its quota: more threads would wait."""
     return min(n_logical_cores(), ceil(cpu_quota() or n_logical_cores()))
 
 
@@ -329,7 +329,7 @@ def address_of(pointer: Any) -> int:
 
 
 def _groups(root: Path, own: Path) -> Iterator[Path]:
-    """The folders of this process's control group, and of those around it."""
+    """The folders of this process's control group, and of its parent groups."""
     for line in _lines(own):
         if line.startswith("0::"):
             group = root / line[3:].strip("/")
@@ -353,6 +353,6 @@ def _sysctl(*arguments: str) -> str:
 
 
 def _siblings(cpu: int) -> str:
-    """Identifies the core of a logical processor; its own number if unknown."""
+    """Identifies the core of a logical processor; the processor's number if unknown."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return next(iter(_lines(path)), str(cpu))

@@ -137,7 +137,7 @@ class HeadSession:
         self._context = head.context
         self._n_skipped = 1 if head.facts.kind == EAGLE3 else 0  # tokens that it does not read
         self._text = array("i")  # that it has read
-        self._n_true = 0  # tokens of it that were read with states of the target
+        self._n_true = 0  # tokens of _text that were read with states of the target
         self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...
         self._given = GivenStates(head.n_unread_max)
         self._last = 0  # the token of the last batch that has logits

@@ -26,8 +26,8 @@ from ggufspec.models.head_facts import Block
 if TYPE_CHECKING:
     from ggufspec.llama.head import Head
 
-# States of the last tokens of a batch that are kept without cells: those of a round, of which some
-# may be rejected.
+# Without cells, the states of this many last tokens of a batch are kept: of a round, some of whose
+# tokens may be rejected.
 _MOST_KEPT = 64
 
 
@@ -159,7 +159,7 @@ class BlockSession:
         """The index of the row after `tokens`; computes the block of the text if needed."""
         self._given.choose_path(tokens)
         n_known = n_same(tokens, self._held)
-        if self._given.first <= n_known:  # else the states are those of another text
+        if self._given.first <= n_known:  # else the states belong to another text
             n_known = max(n_known, self._given.n_known(tokens))
         n_true = min(len(tokens), n_known + 1)
         i, is_there = len(tokens) - n_true, self._head.block_owner is self
@@ -272,7 +272,7 @@ class SharedCacheSession:
         self._first = 0  # the position of the first state that the target gave and is kept
         self._states = np.empty((0, context.n_hidden), np.float32)
         self._text = array("i")  # the tokens of the last score
-        self._n_true = 0  # those of them that are not drafted
+        self._n_true = 0  # tokens of _text that are not drafted
         self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
@@ -316,13 +316,13 @@ class SharedCacheSession:
         self.restore(None)
 
     def piece(self, tokens: Sequence[int], n_most: int | None = None) -> None:
-        """None, and `feed` does nothing: the target's cells are those that it reads."""
+        """None, and `feed` does nothing: the head reads the target's cells."""
 
     def feed(self, tokens: Sequence[int]) -> None:
         """See piece."""
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
-        """Nothing: the target's cells are those that it reads."""
+        """None: the head reads the target's cells."""
         return None
 
     def restore(self, saved: SavedText | None) -> None:
@@ -331,7 +331,7 @@ class SharedCacheSession:
         self._text, self._n_true, self._own = array("i"), 0, []
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Nothing to do: the target's cells are those that it borrows."""
+        """Nothing to do: the target has borrowed the cells."""
 
     def _given(self) -> Hidden:
         """The target's state of the token before the text's last one."""

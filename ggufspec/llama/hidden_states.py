@@ -92,7 +92,7 @@ def _found(loaded: Any, name: str) -> Any:
 
 
 def keep_hidden(context: int, *, of_rows_only: bool) -> None:
-    """Keep the last hidden states of all tokens, or of those with logits. Raises ModelError."""
+    """Keep the last hidden states of all tokens, or of tokens with logits. Raises ModelError."""
     _function("llama_get_embeddings_nextn")
     _function("llama_set_embeddings_nextn")(context, True, of_rows_only)
 

@@ -112,7 +112,7 @@ def unusable() -> str | None:
 
 @cache
 def status() -> Status:
-    """The kernels that this process may use: those that passed the trial. Raises OptionError."""
+    """The kernels that passed the trial, which this process may use. Raises OptionError."""
     check_variables()
     if (reason := unusable()) is not None:
         return Status(None, {}, reason)

@@ -20,7 +20,7 @@ Saved = tuple[int, State]  # a recurrent state after so many tokens
 
 
 class SavedText(NamedTuple):
-    """tokens: that the cells are of. cells: in llama.cpp's form. checkpoints: see LlamaSession.
+    """tokens: of the cells. cells: in llama.cpp's form. checkpoints: see LlamaSession.
 
     n_prompt: tokens of the last prompt, in an exact context. n_least: a text that begins with fewer
     of the tokens cannot go on from the cells. state (1, width): of a head, the target's hidden

@@ -21,7 +21,8 @@ _MAX_REPEATED = 16
 # Where a whole draft can be dropped, checkpoints are for texts that depart earlier, and for decodes
 # that fail. Saving one every 128 tokens costs less than 1 % of decoding them.
 _SPACING = 128
-# Of prompts of exact contexts: the same pieces for each text that begins with them.
+# Tokens of a piece of a prompt in an exact context, so that texts with the same beginning have the
+# same pieces.
 _EXACT_PIECE = 64
 # A piece of a prompt that takes longer is halved: Ctrl-C is heard between two, on a GPU.
 _SLOW_PIECE_SECONDS = 1.0
@@ -207,7 +208,7 @@ class LlamaSession:
         return tokens[self._resume(tokens, n_usable) :]
 
     def _n_usable(self, tokens: array[int]) -> int:
-        """How many tokens need not be decoded again; of an exact context, those of whole pieces."""
+        """How many tokens need not be decoded again; in an exact context, whole pieces."""
         n = self._n_known(tokens)
         if not self._n_exact or n == len(tokens) == self._n_prompt:
             return n
@@ -379,7 +380,7 @@ class ShortCache:
         return _read(tokens, n_left_out)
 
     def n_common(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the start of a text are held, with those that are left out."""
+        """How many tokens at the start of a text are held or left out."""
         n = self._context.n_common(_read(tokens, self._n_left_out), self._sequence)
         return n + self._n_left_out if n > N_FIRST else n
 

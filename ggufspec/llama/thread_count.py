@@ -41,7 +41,7 @@ class _Passes:
 
     @property
     def level(self) -> float:
-        """Seconds of the latest passes, over the least seconds of such passes."""
+        """Seconds of the latest passes, over the least seconds of passes of the same sizes."""
         return self._seconds / self._seconds_least if self._seconds_least else 1.0
 
     def add(self, size: int, seconds: float) -> None:
@@ -51,7 +51,7 @@ class _Passes:
         self._seconds_least = kept * self._seconds_least + least
 
     def expected(self, size: int) -> float | None:
-        """Seconds that a pass takes now; None: there was no such pass."""
+        """Seconds that a pass takes now; None: no pass of this size was measured."""
         least = self.least.get(size)
         return None if least is None else self.level * least
 
@@ -59,7 +59,7 @@ class _Passes:
         self._seconds = self._seconds_least = 0.0
 
     def accept_level(self) -> None:
-        """Take the latest passes for undisturbed ones, such as those of a longer text."""
+        """Take the latest passes for undisturbed ones, which are slower for long texts."""
         level = self.level
         self.least = {size: level * seconds for size, seconds in self.least.items()}
         self.forget_level()

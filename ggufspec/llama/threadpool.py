@@ -71,7 +71,7 @@ class ThreadPools:
                 free(pool)
 
     def excludes(self, other: ThreadPools) -> bool:
-        """Whether contexts with these and `other` cannot compute at the same time."""
+        """Whether contexts with these pools and with `other` cannot compute at the same time."""
         return self is other and bool(self._pools)
 
     def check(self) -> None:
@@ -113,7 +113,7 @@ def end_threads() -> None:
 
 @cache
 def _openmp_end() -> Callable[[int], int] | None:
-    """omp_pause_resource_all of GNU's OpenMP; those of others end the threads of all threads."""
+    """omp_pause_resource_all of GNU's OpenMP; that of other libraries ends all threads."""
     library = ggml(dict.fromkeys(("omp_pause_resource_all", "GOMP_parallel"), _PAUSE))
     if library is None or hasattr(library, "__kmpc_fork_call"):  # of LLVM's and Intel's
         return None

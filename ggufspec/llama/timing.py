@@ -104,7 +104,7 @@ def time_draft(
     progress: Progress | None = None,
     vocab_map: VocabMap | None = None,
 ) -> DraftTimes:
-    """Seconds of draft steps (one row of logits, or those of a block), and of reading in one batch.
+    """Seconds of draft steps (one row of logits, or a block), and of reading in one batch.
 
     With a `vocab_map`, a step includes the mapping of its row. Raises DecodeError, ClosedError.
     """

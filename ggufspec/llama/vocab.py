@@ -24,7 +24,8 @@ _MOST_BREAKERS = 16  # sets of texts that are kept
 
 _MARK = "\x02"  # no text has it
 _SPACE = "\u2581"  # how SentencePiece writes one
-_MIN_PARTED_BYTES, _N_NAMES = 16_384, 1000  # of a text; of special tokens in a part of it
+_MIN_PARTED_BYTES = 16_384  # a longer text is tokenized in parts
+_N_NAMES = 1000  # names of special tokens in a part
 _N_START = 4  # characters; many names start alike
 _MAX_TEXT_BYTES = 2**31 - 16  # llama.cpp counts them in an int32_t
 
