@@ -272,6 +272,12 @@ def test_a_load_for_long_texts_has_a_choice_of_its_own(target: Path, timer: Time
     assert timer.asked == 2
 
 
+def test_a_usual_text_is_two_lengths(target: Path) -> None:
+    for wrong in ((5000,), (5000, -1), ("a", 1)):
+        with pytest.raises(ggufspec.OptionError, match="usual_text"):
+            ggufspec.load(target, usual_text=wrong)  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_stored_is_not_used(
     target: Path, timer: Timer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,22 +160,20 @@ def test_a_library_that_names_no_devices(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
     pair = facts_of(target, draft)["pair"]
-    profile_store.remember_settings(pair, profile_store.TunedSettings(3, 2, "off"))
+    profile_store.remember_settings(pair, profile_store.TunedSettings(3, 2, "off", 256, 64))
 
-    def loaded(**options: Any) -> tuple[int, int, str]:
-        with ggufspec.load(target, draft, **options) as engine:
-            assert engine.pair.draft is not None
-            options = {
-                each.options.flash_attention for each in (engine.pair.target, engine.pair.draft)
-            }
-            (flash_attention,) = options
-            return engine.pair.target.n_threads, engine.pair.draft.n_threads, flash_attention
+    def loaded(**options: Any) -> tuple[int, int, str, int, int]:
+        with ggufspec.load(target, draft, n_ctx=200, **options) as engine:
+            a, b = engine.pair.target, engine.pair.draft
+            assert b is not None
+            assert a.options.flash_attention == b.options.flash_attention
+            return a.n_threads, b.n_threads, a.options.flash_attention, a.n_batch, b.n_batch
 
-    assert loaded() == (3, 2, "off")
-    assert loaded(n_threads=1) == (1, 2, "off")
-    assert loaded(n_threads_draft=4) == (3, 4, "off")
-    assert loaded(flash_attention="on") == (3, 2, "on")
-    assert loaded(tuned=False) == (context.n_threads_default(), 1, "auto")
+    assert loaded() == (3, 2, "off", 200, 64), "no larger than the context"
+    assert loaded(n_threads=1) == (1, 2, "off", 200, 64)
+    assert loaded(n_threads_draft=4, n_batch=128) == (3, 4, "off", 128, 128)
+    assert loaded(flash_attention="on") == (3, 2, "on", 200, 64)
+    assert loaded(tuned=False) == (context.n_threads_default(), 1, "auto", 200, 200)
     assert loaded(tuned=False, type_k="f32") == loaded(type_k="f32"), "of others nothing is known"
     with ggufspec.load(target) as engine:
         assert engine.pair.target.n_threads == context.n_threads_default(), "the pair is another"
