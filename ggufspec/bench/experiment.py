@@ -23,9 +23,6 @@ _TEXTS = read_toml(_FOLDER / "prompts.toml")
 KINDS: Mapping[str, Sequence[str]] = {kind: _TEXTS[kind] for kind in ("open", "repetitive")}
 # For each half of the texts of `trim`: (kind, text that the target continues).
 REFERENCE: Sequence[Sequence[tuple[str, str]]] = _TEXTS["reference"]
-# For presets that do not name a pair or an experiment.
-_PAIR = ("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
-_EXPERIMENT = {"n_runs": 3, "n_tokens": 96}
 _STEPS = (5, 3, 2, 1)  # number of places by which the order may rotate
 
 
@@ -170,15 +167,10 @@ class Preset:
     @staticmethod
     def of_table(name: str, table: Mapping[str, Any]) -> Preset:
         """A preset from its table in presets.toml."""
-        given = table.get("prompts")
-        prompts = own_prompts()
-        if isinstance(given, list):
-            prompts = [
-                Prompt(id=each["id"], turns=(each["text"],), system=each.get("system"))
-                for each in given
-            ]
-        elif given is not None:
-            prompts = prompts[:given]
+        prompts = [
+            Prompt(id=each["id"], turns=(each["text"],), system=each.get("system"))
+            for each in table["prompts"]
+        ]
         competing = contenders(**table["contenders"])
         if rules := table.get("variants"):
             last = competing.pop()
@@ -189,11 +181,11 @@ class Preset:
         return Preset(
             name=name,
             about=table["about"],
-            pairs=[PresetPair(*names) for names in table.get("pairs", [_PAIR])],
-            experiment=Experiment(competing, prompts, **table.get("experiment", _EXPERIMENT)),
-            tables=getattr(tables, table.get("table", "general")),
+            pairs=[PresetPair(*names) for names in table["pairs"]],
+            experiment=Experiment(competing, prompts, **table["experiment"]),
+            tables=getattr(tables, table["table"]),
             load=table.get("load", {}),
-            published=[Table(**each) for each in table.get("published", ())],
+            published=[Table(**each) for each in table["published"]],
         )
 
 

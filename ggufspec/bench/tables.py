@@ -195,19 +195,6 @@ def gpt2(results: BenchResults) -> list[Table]:
     return made
 
 
-def temperatures(results: BenchResults) -> list[Table]:
-    """Speed-up and acceptance rate, by rule and temperature."""
-    compared = [row for row in summarize(results) if row.speedup]
-    made: list[Table] = []
-    for title, cell in (("Speed-up", speedup_cell), ("Accepted", acceptance_cell)):
-        rows: dict[str, dict[str, str]] = {}
-        for row in compared:
-            cells = rows.setdefault(str(row.contender.options.get("verify")), {})
-            cells[f"T {row.contender.temperature:g}"] = cell(row)
-        made.append(_grid(f"{title} by temperature", "rule", list(rows.items())))
-    return made
-
-
 # Grids, cells, Markdown and CSV.
 
 

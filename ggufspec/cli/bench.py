@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ggufspec.bench.run import PairBenchmark
     from ggufspec.bench.tables import Table
 
-PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
+PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2")
 _STARTING = "Starting what to compare with"
 SAVE_SECONDS = 2.0  # minimum time between two writes of the file
 SAVE_SHARE = 0.05  # maximum share of the time spent on writes: one takes seconds with many texts
@@ -194,13 +194,10 @@ def command(
     print the table of their source together with its published results:
 
     \b
-      notebook      Llama 3 70B Q3_K_S with 8B Q3_K_L, 45 of 80 layers on the GPU
-      llama-ssp     Llama 13B, 30B, 65B with 7B, milliseconds per token
-      llmss         Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two papers' variants
-      gpt2          GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens
-      staged        drafting strategies: n-grams, model, staged, auto
-      lengths       draft lengths 1 to 16, and auto
-      temperatures  0 to 1.3, with each verification rule
+      notebook   Llama 3 70B Q3_K_S with 8B Q3_K_L, 45 of 80 layers on the GPU
+      llama-ssp  Llama 13B, 30B, 65B with 7B, milliseconds per token
+      llmss      Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two papers' variants
+      gpt2       GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens
     """
     if resume and json_path is None:
         raise click.UsageError("--resume needs the file to continue: name it with --json")

@@ -224,7 +224,7 @@ def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contend
 def _check_needs_no_draft(options: BenchOptions) -> None:
     text_settings.refuse_without_draft()
     needs = None
-    if options.preset is not None and options.preset != "staged":
+    if options.preset is not None:
         needs = f"--preset {options.preset}"
     elif "model" in options.drafters:
         needs = "--drafter model"

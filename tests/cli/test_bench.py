@@ -295,9 +295,6 @@ def test_presets_name_registered_models() -> None:
         ("llama-ssp", ["Ms/token", "Target / draft", "regular", "530ms"]),
         ("llmss", ["speed(tokens/sec)", "Google's", "DeepMind's", "1084.86"]),
         ("gpt2", ["Autoregressive Sampling", "num_runs", "+/- std", "2.96"]),
-        ("staged", ["draft auto, ngram", "draft auto, model", "Speed-up by category"]),
-        ("lengths", ["draft 16", "draft auto"]),
-        ("temperatures", ["T 1.3", "rejection", "match", "Accepted by temperature"]),
     ],
 )
 def test_each_preset_prints_its_table(bench: Command, name: str, told: list[str]) -> None:

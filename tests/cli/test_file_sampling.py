@@ -99,6 +99,6 @@ def test_benchmarks_have_it_but_presets_do_not(
         assert (own["temperature"], own["top_k"], own["top_p"]) == (0.7, 20, 0.8)
     for own in options("--temp", "0", "--top-k", "40"):
         assert (own["temperature"], own["top_k"]) == (0, 40)
-    for own in options("--preset", "lengths"):
+    for own in options("--preset", "notebook"):
         assert own["temperature"] == 0
         assert "top_k" not in own
