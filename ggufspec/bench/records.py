@@ -94,7 +94,6 @@ class Measurement:
     prompt_seconds: float
     first_token_seconds: float  # from the request to the first tokens, with the prompt
     generation_seconds: float  # from the end of the prompt to the last token
-    joules: float | None = None  # energy of the processor, if the machine has counters
     tokens: Sequence[int] = ()
     rounds: Sequence[RoundTiming] = ()
 

@@ -177,7 +177,6 @@ class _Writer:
         self._experiment = experiment
         self._progress: OnTokens = progress or (lambda done, of, label: None)
         self.n_done, self.n_tokens_in_all = 0, 1  # for the progress
-        self._meter = EnergyMeter()
         self._started_at = perf_counter()
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
@@ -190,7 +189,6 @@ class _Writer:
         """Generate all turns of a prompt; measures them as one text. Raises PromptError."""
         at = perf_counter() - self._started_at
         label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._experiment.n_runs}"
-        joules = self._meter.joules()
         said: list[str] = []
         parts: list[Measurement] = []
         for turn in prompt.turns:
@@ -199,7 +197,6 @@ class _Writer:
             said.append(reply)
             parts.append(part)
             self.n_done += self._experiment.n_tokens
-        used = self._meter.joules()
         summed = (*COUNTS, "prompt_seconds", "generation_seconds")
         drafted, accepted = by_position(parts)
         return Measurement(
@@ -212,7 +209,6 @@ class _Writer:
             drafted_by_position=drafted,
             accepted_by_position=accepted,
             first_token_seconds=parts[0].first_token_seconds,
-            joules=None if joules is None or used is None else used - joules,
             tokens=[token for part in parts for token in part.tokens],
             rounds=[round_ for part in parts for round_ in part.rounds],
         )
@@ -319,41 +315,6 @@ def peak_rss() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-class EnergyMeter:
-    """Sums the energy counters of all processor packages (Linux powercap; no GPUs)."""
-
-    def __init__(self, root: Path = Path("/sys/class/powercap")) -> None:
-        # https://docs.kernel.org/power/powercap/powercap.html
-        # intel-rapl:0 is a package (on AMD processors too); intel-rapl:0:0 is a part of it.
-        self._zones = [
-            zone for zone in sorted(root.glob("intel-rapl:*")) if zone.name.count(":") == 1
-        ]
-        self._before = [_count(zone / "energy_uj") for zone in self._zones]
-        self._ranges = [_count(zone / "max_energy_range_uj") for zone in self._zones]
-        self._used = 0
-
-    def joules(self) -> float | None:
-        """Energy used since this meter was created; None if the counters cannot be read."""
-        now = [_count(zone / "energy_uj") for zone in self._zones]
-        if not now or None in now or None in self._before:
-            return None
-        for new, old, span in zip(now, self._before, self._ranges, strict=True):
-            assert new is not None
-            assert old is not None
-            if new < old and span is None:
-                return None  # the counter wrapped around, and its range is unknown
-            self._used += new - old if new >= old else new - old + (span or 0)
-        self._before = now
-        return self._used * 1e-6
-
-
-def _count(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _conditions(results: BenchResults) -> dict[str, Any]:

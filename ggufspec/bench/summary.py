@@ -59,7 +59,6 @@ class Summary:
     accepted: float | None  # share of the drafted tokens; None if none were drafted
     mean_length: float  # tokens per round
     by_position: tuple[float, ...]  # [i]: share of drafts longer than i with 0 to i accepted
-    joules_per_token: float | None
     speedup: Speedup | None
 
 
@@ -217,7 +216,6 @@ def summary_of(
     n_drafted = sum(text.n_drafted for text in texts)
     n_tokens = sum(text.n_generated for text in texts)
     drafted, accepted = by_position(texts)
-    joules = [text.joules for text in texts if text.joules is not None]
     return Summary(
         contender=contender,
         n_texts=len(texts),
@@ -234,7 +232,6 @@ def summary_of(
         accepted=sum(text.n_accepted for text in texts) / n_drafted if n_drafted else None,
         mean_length=n_tokens / max(sum(text.n_rounds for text in texts), 1),
         by_position=tuple(a / d if d else 0.0 for a, d in zip(accepted, drafted, strict=True)),
-        joules_per_token=sum(joules) / n_tokens if len(joules) == len(texts) and n_tokens else None,
         speedup=plain,
     )
 

@@ -45,8 +45,6 @@ def overview(results: BenchResults) -> Table:
             "accepted": acceptance_cell(row),
             "tokens/round": f"{row.mean_length:.2f}",
         }
-        if row.joules_per_token is not None:
-            cells["joules/token"] = f"{row.joules_per_token:.2f}"
         rows.append((row.contender.name, cells))
     return _grid("", "", rows)
 

@@ -1,4 +1,4 @@
-"""The contenders, the prompts and the counters of energy of a benchmark."""
+"""The contenders and the prompts of a benchmark; its imports."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import ggufspec
 from ggufspec.bench.experiment import contenders, own_prompts
-from ggufspec.bench.run import EnergyMeter
 
 # Contenders
 
@@ -47,42 +44,6 @@ def test_there_are_prompts_without_a_file() -> None:
     found = own_prompts()
     assert len({prompt.name for prompt in found}) == len(found) > 3
     assert {prompt.category for prompt in found} == {"open", "repetitive"}
-
-
-# Energy
-
-
-def counters(root: Path, name: str, used: int, span: int | None = 1000) -> None:
-    zone = root / name
-    zone.mkdir(exist_ok=True)
-    (zone / "energy_uj").write_text(f"{used}\n")
-    if span is not None:
-        (zone / "max_energy_range_uj").write_text(f"{span}\n")
-
-
-def test_packages_are_added_up_and_begin_anew(tmp_path: Path) -> None:
-    counters(tmp_path, "intel-rapl:0", 900)
-    counters(tmp_path, "intel-rapl:1", 100)
-    counters(tmp_path, "intel-rapl:0:0", 5)  # a part of the first: counted already
-    meter = EnergyMeter(tmp_path)
-    assert meter.joules() == 0
-    counters(tmp_path, "intel-rapl:0", 950)
-    counters(tmp_path, "intel-rapl:0:0", 99)
-    assert meter.joules() == pytest.approx(50e-6)
-    counters(tmp_path, "intel-rapl:0", 20)  # 70 on, beyond its end at 1000
-    counters(tmp_path, "intel-rapl:1", 130)
-    assert meter.joules() == pytest.approx(150e-6)
-    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
-    assert meter.joules() is None
-
-
-def test_energy_is_none_without_counters(tmp_path: Path) -> None:
-    assert EnergyMeter(tmp_path / "none").joules() is None
-    counters(tmp_path, "intel-rapl:0", 900, span=None)
-    meter = EnergyMeter(tmp_path)
-    assert meter.joules() == 0
-    counters(tmp_path, "intel-rapl:0", 10)  # it began anew, nobody knows after how much
-    assert meter.joules() is None
 
 
 # Portability

@@ -307,15 +307,6 @@ def test_positions_are_shown_as_far_as_each_contender_went() -> None:
     assert tables.positions(quiet()) is None
 
 
-def test_energy_has_a_column_where_it_was_measured() -> None:
-    results = quiet()
-    assert "joules/token" not in tables.overview(results).columns
-    results.measurements[-1] = replace(results.measurements[-1], joules=4.0)
-    assert "joules/token" not in tables.overview(results).columns  # of one text alone
-    results.measurements = [replace(each, joules=4.0) for each in results.measurements]
-    assert tables.overview(results).rows[0][-1] == "0.10"
-
-
 def test_odd_names_stay_in_their_cells() -> None:
     name = 'a|b,"c"\nd'
     whole = tables.overview(two(rates(10), rates(15), name=name))
