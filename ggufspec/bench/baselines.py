@@ -16,7 +16,6 @@ from ggufspec.common.child import exit_on_sigterm
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError
-from ggufspec.llama import python_llama
 from ggufspec.llama.devices import free_memory
 from ggufspec.llama.python_llama import BaselineRequest, BaselineText, PythonLlama
 from ggufspec.models.head_facts import is_dspark
@@ -25,13 +24,11 @@ from ggufspec.models.heads import read_draft
 
 LLAMA_SERVER = "llama.cpp server"  # with the draft, at the server's defaults
 LLAMA_SERVER_PLAIN = "llama.cpp server, plain"
-PYTHON_LOOKUP = "llama-cpp-python lookup"  # LlamaPromptLookupDecoding
 PYTHON_PLAIN = "llama-cpp-python, plain"
-BASELINES = (LLAMA_SERVER, LLAMA_SERVER_PLAIN, PYTHON_LOOKUP, PYTHON_PLAIN)
+BASELINES = (LLAMA_SERVER, LLAMA_SERVER_PLAIN, PYTHON_PLAIN)
 _BINARY = "llama-server"
 _SERVERS = (LLAMA_SERVER, LLAMA_SERVER_PLAIN)
 _FOLDERS = (".", "bin", "build/bin")  # of a llama.cpp build
-_N_LOOKUP = 10  # drafted tokens, as in llama-cpp-python's README
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _BREAKERS = "dry_sequence_breakers"
 _UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline supports
@@ -86,7 +83,7 @@ def open_baselines(
     `warn` gets a reason for each baseline that cannot run. Servers are always stopped at the end,
     also by SIGTERM. Raises OptionError if no baseline can run, or none of a given folder.
     """
-    possible = BASELINES if folder is not None else (PYTHON_LOOKUP, PYTHON_PLAIN)
+    possible = BASELINES if folder is not None else (PYTHON_PLAIN,)
     names = [name for name in possible if name in wanted]
     with exit_on_sigterm(), ExitStack() as stack:
         found: list[Baseline] = []
@@ -144,9 +141,7 @@ def _runner(
     if folder is not None and name in _SERVERS:
         program = replace(program, binary=_binary(folder))
     n_bytes = 0 if program.n_gpu_layers else header.n_bytes + (of_draft.n_bytes if of_draft else 0)
-    n_drafted = _N_LOOKUP if name == PYTHON_LOOKUP else 0
-    n_logits = python_llama.n_logits_bytes(program.n_ctx, header.n_vocab) if n_drafted else 0
-    _check_room(n_bytes, n_logits)
+    _check_room(n_bytes)
     if name in _SERVERS:
         return llama_server.running(program)
     if len(program.adapters) > 1:
@@ -158,7 +153,6 @@ def _runner(
             n_ctx=program.n_ctx,
             n_threads=program.n_threads,
             n_gpu_layers=program.n_gpu_layers or 0,
-            n_drafted=n_drafted,
         )
     )
 
@@ -173,15 +167,12 @@ def _binary(folder: Path) -> Path:
     return Path(found).resolve()
 
 
-def _check_room(n_bytes: int, n_logits: int) -> None:
+def _check_room(n_bytes: int) -> None:
     """Raise OutOfMemoryError if another copy of the weights may not fit into free memory."""
     # Weights mapped from the file are shared and count as free, but llama.cpp repacks many.
     free = free_memory()
-    if free is not None and n_bytes + n_logits > free:
-        what = f"may need {(n_bytes + n_logits) / 1e9:.1f} GB more"
-        if n_logits > free:
-            what = f"keeps the logits of every position, {n_logits / 1e9:.1f} GB"
+    if free is not None and n_bytes > free:
         raise OutOfMemoryError(
-            f"it {what}, and {free / 1e9:.1f} GB are free; close other programs, use a smaller "
-            "context (-c), or compare with fewer"
+            f"it may need {n_bytes / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free; close "
+            "other programs, or use smaller models"
         )

@@ -147,9 +147,9 @@ _format_option = option(
 @option("--resume", "Continue an interrupted benchmark from its --json file.", is_flag=True)
 @option(
     "--against",
-    "Measure other programs in alternation: llama-server with and without the draft, "
-    "llama-cpp-python with and without prompt lookup. The latter has no flash attention: its "
-    "greedy texts equal ours only with -fa off.",
+    "Measure other programs in alternation: llama-server with and without the draft, and "
+    "llama-cpp-python. The latter has no flash attention: its greedy texts equal ours only with "
+    "-fa off.",
     type=click.Choice(["llama.cpp"]),
 )
 @option(

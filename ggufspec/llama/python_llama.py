@@ -1,4 +1,4 @@
-"""llama-cpp-python's own speculation: a draft model for it, and its loop as a baseline."""
+"""A draft model for llama-cpp-python's own loop, and that loop as a baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import llama_cpp
 import numpy as np
-from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
 from ggufspec.common import defaults, validate
@@ -181,11 +181,9 @@ class PythonLlama:
         n_ctx: int,
         n_threads: int,
         n_gpu_layers: int,
-        n_drafted: int,
         adapter: Adapter | None = None,
     ) -> None:
-        """n_drafted: the most tokens of its prompt lookup; 0: none. Raises OutOfMemoryError."""
-        self._draft = _CountingLookup(n_drafted)
+        """Raises OutOfMemoryError."""
         kernels.leave_out_broken_amx()
         try:
             self._llama: Any = llama_cpp.Llama(
@@ -194,8 +192,6 @@ class PythonLlama:
                 n_threads=n_threads,
                 n_threads_batch=n_threads,
                 n_gpu_layers=n_gpu_layers,
-                draft_model=self._draft if n_drafted else None,
-                logits_all=bool(n_drafted),  # without it, drafting fails after the first batch
                 lora_path=str(adapter.path) if adapter else None,
                 lora_scale=adapter.scale if adapter else 1.0,
                 verbose=False,
@@ -216,7 +212,6 @@ class PythonLlama:
         n_prompt = len(request.tokens)
         n_tokens = min(request.n_tokens, self._llama.n_ctx() - n_prompt)
         stop_tokens = frozenset() if request.ignore_eos else self._stop_tokens
-        self._draft.reset()
         self._llama.reset()
         self._llama.set_seed(request.seed)
         options = {name: getattr(request.sampling, name) for name in SAMPLING_OPTIONS}
@@ -228,7 +223,6 @@ class PythonLlama:
                 if not tokens:
                     first = perf_counter()
                 tokens.append(token)
-                self._draft.count(token)
                 if len(tokens) > n_tokens or token in stop_tokens:
                     break
         except RuntimeError as error:
@@ -240,8 +234,8 @@ class PythonLlama:
         return BaselineText(
             n_prompt=n_prompt,
             n_generated=len(tokens) - 1,
-            n_drafted=self._draft.n_drafted,
-            n_accepted=self._draft.n_accepted,
+            n_drafted=0,
+            n_accepted=0,
             prompt_seconds=first - started,
             first_token_seconds=first - started,
             generation_seconds=ended - first,
@@ -253,33 +247,6 @@ class PythonLlama:
         self._llama.close()
 
 
-class _CountingLookup(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
-    """llama-cpp-python's prompt lookup, with counts of drafted and accepted tokens."""
-
-    def __init__(self, n_drafted: int) -> None:
-        self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=n_drafted)
-        self.reset()
-
-    def reset(self) -> None:
-        self.n_drafted = self.n_accepted = 0
-        self._pending: list[int] = []
-
-    def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        draft: NDArray[np.intc] = self._lookup(input_ids, **kwargs)
-        self.n_drafted += len(draft)
-        self._pending = draft.tolist()
-        return draft
-
-    def count(self, token: int) -> None:
-        """Count the next token: accepted if drafted; else it is the target's and ends a round."""
-        self.n_accepted += bool(self._pending) and self._pending.pop(0) == token
-
-
 def rounded_context(n_ctx: int) -> int:
     """`n_ctx` rounded to a size that llama.cpp keeps: llama-cpp-python's arrays must match it."""
     return -(-n_ctx // _CONTEXT_MULTIPLE) * _CONTEXT_MULTIPLE
-
-
-def n_logits_bytes(n_ctx: int, n_vocab: int) -> int:
-    """Bytes of the logits that a `Llama` with a draft keeps: one row for each context position."""
-    return rounded_context(n_ctx) * n_vocab * np.dtype(np.single).itemsize

@@ -92,7 +92,7 @@ def test_a_folder_without_programs_is_an_error(build: Build) -> None:
     with _opened(build.folder, warnings, wanted=[baselines.PYTHON_PLAIN]) as found:
         assert [each.name for each in found] == [baselines.PYTHON_PLAIN], "no program was wanted"
     with _opened(None, warnings, draft=None) as found:
-        assert [each.name for each in found] == [baselines.PYTHON_LOOKUP, baselines.PYTHON_PLAIN]
+        assert [each.name for each in found] == [baselines.PYTHON_PLAIN]
 
 
 def test_without_a_draft_there_are_those_without(build: Build) -> None:
@@ -126,10 +126,6 @@ def test_a_draft_of_another_vocabulary_is_none_for_llama_cpp(build: Build, tmp_p
 
 def test_what_would_not_fit_is_left_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
-    monkeypatch.setattr(baselines, "free_memory", lambda: 100_000_000)
-    with _opened(None, warnings, n_ctx=8192) as found:
-        assert [each.name for each in found] == [baselines.PYTHON_PLAIN]
-    assert "keeps the logits of every position" in warnings[0]
     monkeypatch.setattr(baselines, "free_memory", lambda: 1_000)
     with (
         pytest.raises(OptionError, match=r"may need .* GB more"),
@@ -262,7 +258,6 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
     assert (server.n_generated, list(server.tokens)) == (8, list(range(30, 38)))
     plain = texts["plain", "1"]
     assert list(texts[baselines.PYTHON_PLAIN, "1"].tokens) == list(plain.tokens)
-    assert texts[baselines.PYTHON_LOOKUP, "1"].n_generated == 8
     assert build.left == []
 
 
