@@ -1,9 +1,7 @@
-"""Renders summaries as tables, in Markdown or CSV, or like those of a preset's publication."""
+"""Renders summaries as tables, in Markdown, or like those of a preset's publication."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -193,7 +191,7 @@ def gpt2(results: BenchResults) -> list[Table]:
     return made
 
 
-# Grids, cells, Markdown and CSV.
+# Grids, cells and Markdown.
 
 
 def _grid(
@@ -240,15 +238,6 @@ def to_markdown(table: Table) -> str:
     lines = [*head, line(table.columns), rule, *map(line, table.rows)]
     lines += [f"\n{note}" for note in table.notes]
     return "\n".join(lines) + "\n"
-
-
-def to_csv(table: Table) -> str:
-    """A table for spreadsheets; notes are left out."""
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerow([table.columns[0] or "contender", *table.columns[1:]])
-    writer.writerows(table.rows)
-    return written.getvalue()
 
 
 def _by_pair(results: BenchResults) -> list[tuple[str, list[Summary], dict[str, Any]]]:

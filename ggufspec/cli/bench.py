@@ -62,7 +62,7 @@ def _expanded(part: str) -> Sequence[str]:
 _format_option = option(
     "--format form",
     "Format of the tables.",
-    type=click.Choice(("table", "markdown", "csv")),
+    type=click.Choice(("table", "markdown")),
     default="table",
 )
 
@@ -252,11 +252,7 @@ def compare(before: Path, after: Path, form: str) -> None:
     from ggufspec.bench.records import read_results
 
     render.tolerate_letters()
-    table = difference.compare(read_results(before), read_results(after))
-    render.echo(_shown(table, form))
-    if form == "csv":
-        for note in table.notes:
-            render.echo(note, err=True)
+    render.echo(_shown(difference.compare(read_results(before), read_results(after)), form))
 
 
 def _results_of(
@@ -330,7 +326,7 @@ def _save(results: BenchResults, path: Path | None) -> None:
 
 
 def _print(preset: str | None, title: str, results: BenchResults, form: str, n_left: int) -> None:
-    """Print title, tables and warnings to stdout; with csv, title and warnings to stderr."""
+    """Print title, tables and warnings."""
     from ggufspec.bench.summary import warnings_of
     from ggufspec.cli.bench_jobs import tables_of
 
@@ -343,21 +339,16 @@ def _print(preset: str | None, title: str, results: BenchResults, form: str, n_l
     packages = f"llama-cpp-python {results.versions.get('llama-cpp-python', '?')}"
     head = f"{title}.\n{machine.get('cpu', '?')}, {gpus}; {packages}{memory}."
     warnings = [f"Warning: {each}." for each in warnings_of(results, n_left)]
-    if form == "csv":
-        blocks = [_shown(table, form) for table in made]
-        for line in [head, *warnings]:
-            render.echo(line, err=True)
-    else:
-        blocks = [head, *(_shown(table, form) for table in [*made, *published])]
-        blocks += ["\n".join(warnings)] if warnings else []
+    blocks = [head, *(_shown(table, form) for table in [*made, *published])]
+    blocks += ["\n".join(warnings)] if warnings else []
     render.echo("\n\n".join(blocks))
 
 
 def _shown(table: Table, form: str) -> str:
-    from ggufspec.bench.tables import to_csv, to_markdown
+    from ggufspec.bench.tables import to_markdown
 
-    if form != "table":
-        return {"csv": to_csv, "markdown": to_markdown}[form](table).strip()
+    if form == "markdown":
+        return to_markdown(table).strip()
     lines = [table.title] if table.title else []
     width = render.width_of_stdout()
     return "\n".join([*lines, *render.table_lines(table.columns, table.rows, width), *table.notes])
