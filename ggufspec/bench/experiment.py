@@ -19,10 +19,7 @@ from ggufspec.common.reading import read_toml
 Item = TypeVar("Item")
 
 _FOLDER = Path(__file__).parent
-_TEXTS = read_toml(_FOLDER / "prompts.toml")
-KINDS: Mapping[str, Sequence[str]] = {kind: _TEXTS[kind] for kind in ("open", "repetitive")}
-# For each half of the texts of `trim`: (kind, text that the target continues).
-REFERENCE: Sequence[Sequence[tuple[str, str]]] = _TEXTS["reference"]
+KINDS: Mapping[str, Sequence[str]] = read_toml(_FOLDER / "prompts.toml")
 _STEPS = (5, 3, 2, 1)  # number of places by which the order may rotate
 
 

@@ -29,7 +29,7 @@ _COMMANDS = {
     "run": "Continue or answer a prompt with a target and a draft model.",
     "serve": "Serve a pair over APIs of OpenAI, Anthropic and Ollama, with a web page.",
     "standin": "Write a file with the shape of a model, to try its speed.",
-    "trim": "Make a cheaper draft out of a model, measured beside your target.",
+    "trim": "Make a cheaper draft out of a model: fewer tokens, layers or bits.",
     "tune": "Measure a pair on this machine, and keep its fastest settings.",
 }
 _OUTPUT_FAILURES = {

@@ -1,185 +1,123 @@
-"""`ggufspec trim`: writes a cheaper draft, and prints costs and gains of each cut."""
+"""`ggufspec trim`: writes a cheaper draft, with fewer tokens, fewer layers or smaller types."""
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import ERROR, load_options, render, shared
-from ggufspec.cli.loading import find_model, late_bars, load_with_bars
-from ggufspec.cli.parameters import PATH, gathered, only, option
-from ggufspec.common.files import format_bytes
+from ggufspec.cli import render, shared
+from ggufspec.cli.loading import find_model, late_bars
+from ggufspec.cli.parameters import AT_LEAST_1, PATH, option
+from ggufspec.common.child import exit_on_sigterm
+from ggufspec.common.files import format_bytes, temporary_folder
 from ggufspec.common.reading import read_text
-from ggufspec.models.trim_facts import numbers_of, ranges
-
-if TYPE_CHECKING:
-    from ggufspec.bench.trim import CutResult, TrimResult
+from ggufspec.models.trim_facts import numbers_of
 
 
-def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
-    """A number, "auto", None for "all", or a list such as 0-10,14-23. Raises BadParameter."""
-    if value in ("all", "auto"):
-        return None if value == "all" else value
-    if re.fullmatch(r"[0-9]{1,18}", value):
-        return int(value)
-    if lists and (found := numbers_of(value)):
+def _layers(
+    context: click.Context, option: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if found := numbers_of(value):
         return found
-    wanted = "a number, a list such as 0-10,14-23" if lists else "a number"
-    raise click.BadParameter(f"{value!r} is neither {wanted}, auto nor all")
+    raise click.BadParameter(f"{value!r} is not a list such as 0-10,14-23")
 
 
 @click.command(name="trim", cls=shared.SectionedCommand)
-@click.argument("draft", metavar="MODEL")
-@option(
-    "-o --output",
-    "The file to write; without it, only the table is printed.",
-    type=PATH,
-    metavar="FILE",
-)
-@option(
-    "-m --target",
-    "The target that the draft is for: what to keep is measured with it.  [default: MODEL itself]",
-    metavar="MODEL",
-)
+@click.argument("model")
+@option("-o --output", "The file to write.", type=PATH, metavar="FILE", required=True)
 @shared.offline_option
 @option("-f --force", "Replace an existing file.", is_flag=True)
-@option(
-    "--vocab",
-    "Number of tokens to keep; auto: the number with the best predicted speed-up; all.",
-    callback=lambda context, option, value: _amount(value, lists=False),
-    metavar="N|auto|all",
-    default="auto",
-)
+@option("--vocab", "Number of tokens to keep.  [default: all]", type=AT_LEAST_1)
 @option(
     "--layers",
-    "Layers to keep: their number, a list such as 0-10,14-23, auto (layers that gain more than "
-    "they cost; takes about a minute), or all.",
-    callback=lambda context, option, value: _amount(value, lists=True),
-    metavar="N|LIST|auto|all",
-    default="all",
+    "Layers to keep: a list such as 0-10,14-23.  [default: all]",
+    callback=_layers,
+    metavar="LIST",
 )
-@option(
-    "--type type_",
-    "Quantize the matrices again, such as q4_0; auto: q4_0 if that is predicted to be faster.",
-    metavar="TYPE",
-)
+@option("--type type_", "Quantize the matrices again, such as q4_0.", metavar="TYPE")
 @option(
     "--text texts",
-    "A file with text similar to the target's future texts; may be given several times.  "
-    "[default: text that the target generates]",
+    "A file with text similar to future texts; may be given several times. --vocab then keeps "
+    "the tokens of this text first; without it, the tokens that are most frequent in general.",
     type=PATH,
     metavar="FILE",
     multiple=True,
 )
-@gathered(
-    "placed",
-    *only(load_options.LOAD, "n_threads", "n_threads_draft", "n_gpu_layers", "n_gpu_layers_draft"),
-)
-@shared.json_option
-@shared.log_option
 def command(
-    draft: str,
-    output: Path | None,
-    target: str | None,
+    model: str,
+    output: Path,
     offline: bool,
     force: bool,
-    vocab: int | str | None,
-    layers: tuple[int, ...] | int | str | None,
+    vocab: int | None,
+    layers: tuple[int, ...] | None,
     type_: str | None,
     texts: Sequence[Path],
-    placed: dict[str, Any],
-    as_json: bool,
-) -> int:
+) -> None:
     """Make a cheaper draft out of a model: fewer tokens, fewer layers, smaller types.
 
-    Needs no training: weights are left out. Costs and gains of each cut are measured on text of
-    your target. The draft proposes only tokens that it has kept; the text keeps the target's
-    distribution. A model can also become a draft for itself, with a part of its layers.
+    Needs no training: weights are left out. The draft proposes only tokens that it has kept; the
+    text keeps the target's distribution. A model can also become a draft for itself, with a part
+    of its layers. Measure the result with `ggufspec bench`, which ranks several drafts.
 
     \b
-      ggufspec trim small.gguf --target large.gguf -o draft.gguf
-      ggufspec trim small.gguf --target large.gguf --vocab 32768 --layers auto -o draft.gguf
-      ggufspec trim large.gguf --layers auto -o draft.gguf
+      ggufspec trim small.gguf --vocab 32768 -o a.gguf
+      ggufspec trim small.gguf --vocab 32768 --layers 0-10,14-23 -o b.gguf
+      ggufspec bench --target large.gguf --draft small.gguf,a.gguf,b.gguf
     """
-    from ggufspec.bench import reference, trim
-    from ggufspec.models.gguf_file import check_path
+    from ggufspec.llama.quantize import quantization_number, requantize
+    from ggufspec.models.gguf_file import TYPES, check_path, write
     from ggufspec.models.header import read_header
+    from ggufspec.models.heads import check_model
+    from ggufspec.models.trim import most_frequent, trimmed
 
-    wanted = trim.WantedCut(vocab, layers, type_)
-    if wanted == trim.WantedCut(None):
+    if vocab is None and layers is None and type_ is None:
         raise click.UsageError("nothing would be cut; choose with --vocab, --layers or --type")
-    draft_path = find_model(draft, offline=offline)
-    target_path = draft_path if target is None else find_model(target, offline=offline)
-    source = read_header(draft_path)
-    if output is not None:
-        check_path(output, force=force, sources=[*source.paths, target_path])
-    trim.check_wanted(wanted, source, read_header(target_path))
-    given = [read_text(path, "the text file") for path in texts]
-    own = {name: placed[name] for name in ("n_threads", "n_gpu_layers")}
-    of_target = {**reference.LOAD, **own}
-    of_draft = {
-        "n_ctx": reference.N_CTX,
-        "mmap": False,
-        "n_threads": placed["n_threads_draft"] or placed["n_threads"],
-        "n_gpu_layers": placed["n_gpu_layers_draft"],
-    }
-    with load_with_bars(target_path, None, of_target) as engine, late_bars() as bars:
-        found = reference.reference_of(engine, given, bars.update)
-    with load_with_bars(draft_path, None, of_draft) as engine, late_bars() as bars:
-        result = trim.trim(engine, source, found, wanted, output, force=force, progress=bars.update)
-    if as_json:
-        paths = {"draft": str(draft_path), "target": str(target_path)}
-        document = {
-            "cuts": [{**asdict(cut), "score": cut.score} for cut in result.cuts],
-            "chosen": result.cuts.index(result.chosen),
-            "n_counted": result.n_counted,
-            "output": str(output) if output and result.is_cut else None,
-            "settings": {**paths, **asdict(wanted), "text": list(map(str, texts)), **of_target},
-            "versions": render.versions(),
-        }
-        render.echo_json(document)
-    else:
-        _print_report(result)
-    if result.chosen.score < 1:
-        render.note("this draft is predicted to be slower than plain decoding, on average")
-    if not result.is_cut:
-        render.note("no cut is predicted to be faster than the draft as it is; nothing was written")
-        return ERROR if output is not None else 0
-    if output is not None:
-        render.note(
-            f"wrote {format_bytes(output.stat().st_size)}; use it with "
-            f"`ggufspec run --target {target_path} --draft {output}`"
-        )
-    return 0
-
-
-def _print_report(result: TrimResult) -> None:
-    kinds, n_layers = list(result.chosen.agreement), len(result.cuts[0].cut.layers)
-    header = ["keeps", "step reads", "ms/step"]
-    header += [f"{kind}: {each}" for kind in kinds for each in ("agrees", "overlap", "speed-up")]
-    rows = []
-    for cut in result.cuts:
-        row = [_kept(cut, n_layers), format_bytes(cut.n_bytes), f"{1000 * cut.step:.2f}"]
-        for kind in kinds:
-            row += [f"{cut.agreement[kind]:.1%}", f"{cut.overlap[kind]:.1%}"]
-            row.append(" / ".join(f"{each:.2f}" for each in cut.speedups[kind]))
-        rows.append([*row, "chosen" if cut is result.chosen else ""])
-    render.echo_table([*header, ""], rows)
-    render.echo(
-        f"Over {result.n_counted:,} tokens of text. agrees: target and draft have the same most "
-        "probable token. overlap: the\nacceptance rate of a drafted token at temperature 0.7. "
-        "speed-up: predicted over plain decoding, at temperature 0 / 0.7."
+    if texts and vocab is None:
+        raise click.UsageError("--text chooses the tokens to keep: give their number with --vocab")
+    path = find_model(model, offline=offline)
+    source = read_header(path)
+    check_model(source)
+    check_path(output, force=force, sources=source.paths)
+    if type_ is not None:
+        quantization_number(type_)
+    counts = _counts(path, [read_text(each, "the text file") for each in texts])
+    tokens = None if vocab is None else most_frequent(source, vocab, counts)
+    with exit_on_sigterm(), ExitStack() as stack:
+        plain = source.paths[0]
+        if tokens is not None or layers is not None:
+            made = trimmed(source, tokens=tokens, layers=layers)
+            plain = output
+            if type_ is not None:
+                plain = stack.enter_context(temporary_folder("ggufspec-trim-")) / "plain.gguf"
+            bars = stack.enter_context(late_bars())
+            write(
+                made,
+                plain,
+                force=force,
+                progress=lambda done, of: bars.update("Writing", done, of, unit="bytes"),
+            )
+        if type_ is not None:
+            output_type = type_ if type_.upper() in TYPES else None
+            requantize(plain, output, type_, output_type=output_type, force=force)
+    render.note(
+        f"wrote {format_bytes(output.stat().st_size)}; use it with "
+        f"`ggufspec run --target MODEL --draft {output}`"
     )
 
 
-def _kept(result: CutResult, n_layers: int) -> str:
-    cut = result.cut
-    parts = [f"{result.n_tokens:,} tokens"] if cut.n_tokens else []
-    if len(cut.layers) < n_layers:
-        parts.append(f"layers {ranges(cut.layers)}")
-    return ", ".join([*parts, *([cut.type] if cut.type else [])]) or "all"
+def _counts(path: Path, texts: Sequence[str]) -> Counter[int]:
+    """How often each token of a model's vocabulary occurs in texts."""
+    counts = Counter[int]()
+    if texts:
+        from ggufspec.llama.model import Model
+
+        with closing(Model(path, n_gpu_layers=0)) as model:
+            for text in texts:
+                counts.update(model.vocab.tokenize(text, add_special=False, parse_special=False))
+    return counts

@@ -18,7 +18,6 @@ from ggufspec.llama import context_options
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
 from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, addresses
-from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.llama.state import State, set_state, state_of
@@ -49,11 +48,10 @@ class Context:
         self,
         model: Model,
         options: ContextOptions,
-        layer_skip: LayerSkip | None = None,
         link: HeadLink | None = None,
         pools: ThreadPools | None = None,
     ) -> None:
-        """`layer_skip`: leaves out layers in every decode. `link`: given for the context of a head.
+        """`link`: given for the context of a head.
 
         `pools`: shared with contexts that never compute at the same time; None: its own, or those
         of a head's target. Raises OptionError for unknown values, OutOfMemoryError.
@@ -94,7 +92,6 @@ class Context:
         self.n_hidden = 0 if link is None else model.n_embd if is_eagle3 else model.n_embd_out
         if link is not None and block is not None:
             self.n_hidden = len(link.facts.target_layers) * model.n_embd
-        self._layer_skip = layer_skip
         self.n_left_out = [0] * options.n_sequences  # tokens per text: see ShortCache
         n_batch = min(options.n_batch, options.n_kept or options.n_ctx)
         if is_eagle3 or block:
@@ -173,8 +170,6 @@ class Context:
         params.flash_attn_type = choice(FLASH_ATTENTION, options.flash_attention, "flash attention")
         params.type_k = choice(KV_TYPES, options.type_k, "type of the K cache")
         params.type_v = choice(KV_TYPES, options.type_v, "type of the V cache")
-        if self._layer_skip is not None:
-            params.cb_eval = self._layer_skip.callback
         if self.link is None:
             context_options.check_cache(self.model, options)
         else:
@@ -276,7 +271,7 @@ class Context:
         else:
             (sequence, tokens, n_rows, _), *_ = parts
             result = log.during(native.decode_hidden, sequence, tokens, hidden, n_rows)
-        if result or self._layer_skip is not None:
+        if result:
             self._finish(parts, result)
         seconds = self._count_seconds(began)
         if count is not None:
@@ -310,8 +305,6 @@ class Context:
 
     def _finish(self, parts: Parts, result: int) -> None:
         """Raise the error that llama_decode's code stands for, if any, after decoding `parts`."""
-        if self._layer_skip is not None:
-            self._layer_skip.check()
         if result:
             n_tokens = sum(len(part.tokens) for part in parts)
             where = f"at position {self.n_cells(parts[0].sequence)}"

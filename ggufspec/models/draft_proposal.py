@@ -74,7 +74,7 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
     raise ModelError(
         f"no draft is known for {target}: the registry pairs none with it, and no model beside it "
         "or in the cache has its vocabulary and at most half of its size; name one with "
-        f"--draft, or make one: `ggufspec trim {target} --layers auto -o draft.gguf`"
+        f"--draft, or make one: `ggufspec trim {target} --layers LIST -o draft.gguf`"
     )
 
 

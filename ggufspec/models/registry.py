@@ -82,7 +82,6 @@ class TrimEntry:
 
     alias: str
     of: str
-    target: str | None = None  # the model whose text decides which tokens are kept
     vocab: int | None = None  # number of tokens to keep
     layers: str | None = None  # the layers to keep, such as "0-9,14-23"
 
@@ -94,9 +93,9 @@ class TrimEntry:
     @property
     def command(self) -> str:
         """The command that makes it."""
-        target = f" --target {self.target}" if self.target else ""
-        cut = f"--vocab {self.vocab or 'all'} --layers {self.layers or 'all'}"
-        return f"ggufspec trim {self.of}{target} {cut} -o {self.path}"
+        cut = f" --vocab {self.vocab}" if self.vocab else ""
+        cut += f" --layers {self.layers}" if self.layers else ""
+        return f"ggufspec trim {self.of}{cut} -o {self.path}"
 
     def not_made(self) -> ModelError:
         """The error to raise if the file is needed but was not made."""
@@ -244,8 +243,7 @@ def _trim(name: str, table: _Table, models: Iterable[str]) -> TrimEntry:
         raise table.wrong("has neither vocab nor layers; it needs one")
     if trim.layers is not None and not numbers_of(trim.layers):
         raise table.wrong(f"layers is {trim.layers!r}; it must be like 0-9,14-23")
-    target = trim.target and _known(trim.target, table, models)
-    return replace(trim, of=_known(trim.of, table, models), target=target)
+    return replace(trim, of=_known(trim.of, table, models))
 
 
 def _check_name(name: str, table: _Table) -> None:

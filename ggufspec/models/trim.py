@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,29 @@ def trimmed(
         lambda: (_copied(source, of, rows if of.name in _ROWS else None) for _, of in pairs),
         source.paths,
     )
+
+
+def most_frequent(source: Header, n_tokens: int, counts: Mapping[int, int]) -> list[int]:
+    """The tokens to keep in a vocabulary of `n_tokens`, for `trimmed`.
+
+    First those of `required_tokens`, then by `counts` of tokens in a text, then by frequency in
+    general. Raises OptionError for a size that is not possible, ModelError as `required_tokens`.
+    """
+    required, n_vocab = {*required_tokens(source)}, len(source.tokens)
+    if not len(required) <= n_tokens <= n_vocab:
+        raise OptionError(
+            f"{source.name} cannot be trimmed to {n_tokens:,} tokens: it has {n_vocab:,}, and "
+            f"{len(required):,} are always kept (single bytes, control tokens)"
+        )
+    # Byte-pair tokens are numbered by frequency; SentencePiece's have scores.
+    scores: Sequence[float] = [0.0] * n_vocab
+    if source.values[_TOKENIZER + "model"] == "llama":
+        scores = _stored_values(source)[_SCORES].numbers
+    ranked = sorted(
+        range(n_vocab),
+        key=lambda token: (token not in required, -counts.get(token, 0), -scores[token]),
+    )
+    return ranked[:n_tokens]
 
 
 def required_tokens(source: Header) -> list[int]:

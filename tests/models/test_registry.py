@@ -95,12 +95,10 @@ TRIM = '[trims."M-cut"]\nof = "M"\n'
 
 def test_a_trimmed_draft() -> None:
     pair = '[pairs."p"]\ntarget = "m"\ndraft = "m-CUT"\n'
-    found = parse_registry(
-        [("mine", MODEL + TRIM + 'target = "M"\nvocab = 9\nlayers = "0-2,5"\n' + pair)]
-    )
+    found = parse_registry([("mine", MODEL + TRIM + 'vocab = 9\nlayers = "0-2,5"\n' + pair)])
     trim = found.get_trim("M-CUT")
     assert trim is not None
-    assert trim.command == (f"ggufspec trim m --target m --vocab 9 --layers 0-2,5 -o {trim.path}")
+    assert trim.command == (f"ggufspec trim m --vocab 9 --layers 0-2,5 -o {trim.path}")
     assert found.draft_for("m") == trim
     assert [pair.name for pair in found.pairs_of("M-cut")] == ["p"]
     assert found.get("M-cut") is None
