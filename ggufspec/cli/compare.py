@@ -16,7 +16,6 @@ import click
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, TimedText, verdict
 from ggufspec.cli import INTERRUPTED, load_options, render, shared, text_settings
-from ggufspec.cli.demo import WARM_UP_TOKENS
 from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, usual_text
 from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, option
 from ggufspec.cli.run import prompt_of, read_prompt
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from ggufspec.engine.options import CheckedOptions
 
 _COUNT_EVERY = 0.1  # seconds
+_N_WARM_UP = 16  # tokens
 _WIDEST = 98  # characters of a line of prose
 _ORDER = (
     "Plain decoding runs first, then speculative decoding, so that they do not compete for cores.\n"
@@ -175,7 +175,7 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
     named = SPECULATIVE if has_model else N_GRAMS
     contenders = {PLAIN: replace(options, drafter="none"), named: options}
     for name, own in contenders.items():
-        warm_up = replace(own, max_tokens=min(WARM_UP_TOKENS, own.max_tokens or WARM_UP_TOKENS))
+        warm_up = replace(own, max_tokens=min(_N_WARM_UP, own.max_tokens or _N_WARM_UP))
         _run_lane(engine, prompt, f"{name}, warming up", warm_up)
     plain, speculative = (_run_lane(engine, prompt, *each) for each in contenders.items())
     temperature, divergence = options.sampling.effective_temperature, None

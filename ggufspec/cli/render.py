@@ -70,11 +70,6 @@ class TextWriter:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def heading(self, label: str, prompt: str) -> None:
-        """Write a label, and the prompt that the text continues."""
-        styled = click.style(visible(label), bold=True) if self._color else for_stdout(label)
-        click.echo(styled + for_stdout(prompt), nl=False, color=True)
-
     def finish(self) -> None:
         click.echo()
 

@@ -42,7 +42,6 @@ KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 # The demo.
 DEMO_SIZE: Final = "250M"
-DEMO_TOKENS: Final = 80
 
 # The race.
 COMPARE_TOKENS: Final = 160

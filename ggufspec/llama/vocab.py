@@ -84,14 +84,6 @@ class Vocab:
         is_eog = llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self.n_tokens) if is_eog(self.pointer, token))
 
-    @cached_property
-    def scores(self) -> list[float]:
-        """The tokenizer's score of each token; all 0 if it has no scores."""
-        if self.type not in ("SPM", "UGM"):
-            return [0.0] * self.n_tokens
-        score = llama_cpp.llama_vocab_get_score
-        return [score(self.pointer, token) for token in range(self.n_tokens)]
-
     def token_table(self, progress: Progress | None = None) -> TokenTable:
         """The vocabulary for constraints; 200,000 tokens take 1 s the first time."""
         with self._tabling, self._in_use():
