@@ -281,10 +281,9 @@ class _Audit:
             tests.append(stats.kolmogorov_smirnov(f"KS distance, by {order}", *columns, each))
         n_texts = min(len(plain.texts), _N_WHOLE_TEXTS)
         profiles = stats.text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]])
-        is_speculative = np.arange(2 * n_texts) >= n_texts
-        prompts = np.tile(np.arange(n_texts) % len(self._prompts), 2)
+        prompts = np.arange(n_texts) % len(self._prompts)
         name = "energy distance of whole texts"
-        tests.append(stats.energy(name, profiles, is_speculative, prompts, self._labels))
+        tests.append(stats.energy(name, profiles, prompts, self._labels))
         n_tokens = len(plain.quantiles), len(speculative.quantiles)
         return Sequences(
             n_texts=len(plain.texts),

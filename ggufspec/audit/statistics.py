@@ -6,13 +6,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.decoding.sampling import Sampling, as_rows, to_probs
 from ggufspec.decoding.types import Draft, Logits, Probs, Verify
+from ggufspec.errors import OptionError
+
+try:
+    from scipy.stats import (  # type: ignore[import-untyped]
+        ks_2samp,
+        norm,
+        permutation_test,
+        qmc,
+    )
+except ImportError as error:
+    raise OptionError(
+        "an audit needs scipy, which is not installed; install it with "
+        "`pip install 'ggufspec[audit]'`"
+    ) from error
 
 Floats = NDArray[np.float64]
 Distribution = Floats  # (..., n_vocab), sums to 1
@@ -20,11 +33,10 @@ Distribution = Floats  # (..., n_vocab), sums to 1
 N_PERMUTATIONS = 1999  # the smallest p-value is 1 / 2000
 _POWER = 0.9
 _N_BUCKETS = 4093  # number of hashes of tokens and pairs of tokens; a prime
-_SERIES = np.arange(1, 101)
 _N_LIKELIEST = 16  # likeliest tokens of each model that are kept to integrate a rule
 _N_LIKELIEST_SIBLINGS = 4  # fewer for two siblings: all pairs of tokens are tried
-_N_SHIFTS = 4
-_N_POINTS = 4096  # points of a lattice, divided among the drafts by their probability
+_N_SEQUENCES = 4
+_N_POINTS = 4096  # points of a sequence, divided among the drafts by their probability
 _N_POINTS_MIN = 64  # least number of points for each draft of one token; 8 for a draft of two
 
 
@@ -83,9 +95,9 @@ def rule_error(
 
     `n_siblings` tokens that follow the text are drafted from `draft_probs` (n_vocab) without
     replacement. For each possible draft, the rule is called with many sets of random numbers: the
-    points of several lattices, which differ by a shift. The error is the total variation distance
-    of the mean outcome from `target_probs`; the resolution is how much the lattices differ. A
-    lossless rule has an error of about the resolution, which grows with n_vocab: see `likeliest`.
+    points of several scrambled Halton sequences. The error is the total variation distance of the
+    mean outcome from `target_probs`; the resolution is how much the sequences differ. A lossless
+    rule has an error of about the resolution, which grows with n_vocab: see `likeliest`.
     """
     # The rule gets float32, as in decoding; its outcome is compared with the float32 target.
     draft, target = (row.astype(np.float32) for row in (draft_probs, target_probs))
@@ -93,24 +105,21 @@ def rule_error(
     n_drafted = min(n_siblings, len(possible))
     rows = as_rows(np.tile(target, (n_drafted + 1, 1)))
     parents = [-1] * n_drafted if n_drafted > 1 else []
-    outcomes = np.zeros((_N_SHIFTS, len(target)))
-    shifts = np.random.default_rng(0).random((_N_SHIFTS, n_drafted + 1))
-    steps = _additive_recurrence(n_drafted + 1)
+    outcomes = np.zeros((_N_SEQUENCES, len(target)))
+    sequences = [qmc.Halton(n_drafted + 1, rng=i) for i in range(_N_SEQUENCES)]
     n_min = round(_N_POINTS_MIN ** (1 / n_drafted))
-    n_used = 0
     for tokens in permutations(possible, n_drafted):
         proposed, weight = _without_replacement(draft, tokens)
         drafted = Draft(tokens, as_rows(proposed), parents=parents)
         n_points = max(int(np.ceil(_N_POINTS * weight)), n_min)
-        points = np.arange(n_used, n_used + n_points)[:, None] * steps
-        n_used += n_points  # each draft has different points, so that errors cancel
-        for outcome, shift in zip(outcomes, shifts, strict=True):
+        for outcome, sequence in zip(outcomes, sequences, strict=True):
             counts = [0] * len(target)
-            for uniforms in ((points + shift) % 1.0).tolist():
+            # Each draft has different points, so that errors cancel.
+            for uniforms in sequence.random(n_points).tolist():
                 n_accepted, token, path = verify(drafted, rows, uniforms)
                 counts[tokens[path[0] if path else 0] if n_accepted else token] += 1
             outcome += np.array(counts) * (weight / n_points)
-    errors = outcomes.std(axis=0, ddof=1) / np.sqrt(_N_SHIFTS)
+    errors = outcomes.std(axis=0, ddof=1) / np.sqrt(_N_SEQUENCES)
     expected = target / target.sum(dtype=np.float64)
     return total_variation(outcomes.mean(axis=0), expected), float(errors.sum() / 2)
 
@@ -124,14 +133,6 @@ def _without_replacement(draft: Probs, tokens: Sequence[int]) -> tuple[Probs, fl
         rows[i] /= rows[i].sum(dtype=np.float64)
         weight *= float(rows[i, token])
     return rows, weight
-
-
-def _additive_recurrence(n_dimensions: int) -> Distribution:
-    """The steps of a lattice: powers of the inverse of a generalised golden ratio."""
-    ratio = 2.0
-    for _ in range(60):
-        ratio = (1 + ratio) ** (1 / (n_dimensions + 1))
-    return np.array([(1 / ratio) ** (i + 1) % 1 for i in range(n_dimensions)])
 
 
 @dataclass(frozen=True)
@@ -157,33 +158,18 @@ def uniform_shift(name: str, plain: Floats, speculative: Floats, alpha: float) -
     """
     effect = float(speculative.mean() - plain.mean())
     error = _shift_error(len(plain), len(speculative))
-    reach = NormalDist().inv_cdf(1 - alpha / 2) * error
-    p = math.erfc(abs(effect) / error / math.sqrt(2))
+    reach = float(norm.isf(alpha / 2)) * error
+    p = float(2 * norm.sf(abs(effect) / error))
     return Test(name, effect, effect - reach, effect + reach, p, p)
 
 
 def kolmogorov_smirnov(name: str, plain: Floats, speculative: Floats, alpha: float) -> Test:
     """Tests the largest difference of the distribution functions; its interval is the band of
     Dvoretzky, Kiefer, Wolfowitz and Massart (https://doi.org/10.1214/aop/1176990746)."""
-    grid = np.concatenate([plain, speculative])
-    below = [
-        np.searchsorted(np.sort(sample), grid, side="right") / len(sample)
-        for sample in (plain, speculative)
-    ]
-    effect = float(np.abs(below[0] - below[1]).max())
+    effect, p = map(float, ks_2samp(plain, speculative, method="asymp"))
     # Each of the two functions is within its band with confidence 1 - alpha / 2.
     reach = sum(math.sqrt(math.log(4 / alpha) / (2 * len(s))) for s in (plain, speculative))
-    n = len(plain) * len(speculative) / (len(plain) + len(speculative))
-    p = kolmogorov_tail(effect * math.sqrt(n))
     return Test(name, effect, max(effect - reach, 0.0), min(effect + reach, 1.0), p, p)
-
-
-def kolmogorov_tail(x: float) -> float:
-    """P(K > x) of Kolmogorov's asymptotic distribution; conservative for small samples."""
-    if x < 0.2:
-        return 1.0  # exact to 12 digits; the series converges slowly there
-    terms = (-1.0) ** (_SERIES - 1) * np.exp(-2.0 * (_SERIES * x) ** 2)
-    return float(min(max(2 * terms.sum(), 0.0), 1.0))
 
 
 def text_profiles(texts: Sequence[Sequence[int]]) -> Floats:
@@ -199,37 +185,47 @@ def text_profiles(texts: Sequence[Sequence[int]]) -> Floats:
 def energy(
     name: str,
     profiles: Floats,
-    is_speculative: NDArray[np.bool_],
-    groups: NDArray[np.int64],
+    prompts: NDArray[np.int64],
     rng: np.random.Generator,
     n_permutations: int = N_PERMUTATIONS,
 ) -> Test:
-    """Tests the energy distance of two sets of texts by permuting labels within each group.
+    """Tests the energy distance of plain and speculative texts by swapping the texts of pairs.
 
-    `profiles`: (n, n_features); `groups` (n): the prompt of each text. If both kinds have the same
-    distribution, texts of one prompt are exchangeable, so the p-value is exact for any number and
-    length of texts. The effect is the distance minus the mean over all permutations.
-    Szekely and Rizzo, https://doi.org/10.1016/j.jspi.2013.03.018
+    `profiles` (2 n, n_features): of n plain, then of n speculative texts. `prompts` (n): the prompt
+    of each pair of texts. If both kinds have the same distribution, a pair may be swapped, so the
+    p-value is exact for any number and length of texts. The effect is the distance minus the mean
+    over all permutations. Szekely and Rizzo, https://doi.org/10.1016/j.jspi.2013.03.018
     """
-    _, group_of = np.unique(groups, return_inverse=True)
-    means = np.zeros((int(np.max(group_of)) + 1, profiles.shape[1]))
-    np.add.at(means, group_of, profiles)
-    means /= np.bincount(group_of)[:, None]
-    centred = profiles - means[group_of]  # removes what texts of one prompt have in common
+    n = len(prompts)
+    if n < 2:
+        return Test(name, 0.0, None, None, 1.0, 1.0)
+    centred = profiles.copy()  # without what texts of one prompt have in common
+    for prompt in np.unique(prompts):
+        of_prompt = np.tile(prompts == prompt, 2)
+        centred[of_prompt] -= centred[of_prompt].mean(axis=0)
     squares = (centred**2).sum(axis=1)
     distances = squares[:, None] + squares[None, :] - 2 * centred @ centred.T
     np.sqrt(np.maximum(distances, 0), out=distances)
 
-    labels = np.tile(is_speculative, (n_permutations + 1, 1))
-    by_group = np.argsort(group_of, kind="stable")
-    shuffled = np.argsort(rng.random(labels[1:].shape) + group_of, axis=1)
-    np.put_along_axis(labels[1:], shuffled, labels[1:, by_group], axis=1)
-    n_speculative = int(is_speculative.sum())
-    weights = np.where(labels, 1 / n_speculative, -1 / (len(labels[0]) - n_speculative))
-    found = -np.einsum("ij,ij->i", weights @ distances, weights)
-    # Values that differ only by the rounding of sums count as equal.
-    p = float(np.mean(found >= found[0] - 1e-9 * max(abs(found[0]), 1.0)))
-    return Test(name, float(found[0] - found.mean()), None, None, p, p)
+    def distance(plain: NDArray[np.int64], speculative: NDArray[np.int64], axis: int) -> Floats:
+        weights = np.zeros((*plain.shape[:-1], 2 * n))
+        np.put_along_axis(weights, plain, -1 / n, axis)
+        np.put_along_axis(weights, speculative, 1 / n, axis)
+        # Rounded, so that values that differ only by the rounding of sums are equal.
+        found: Floats = np.round(-np.einsum("...i,...i", weights @ distances, weights), 9)
+        return found
+
+    found = permutation_test(
+        (np.arange(n), np.arange(n, 2 * n)),
+        distance,
+        permutation_type="samples",
+        n_resamples=n_permutations,
+        alternative="greater",
+        vectorized=True,
+        rng=rng,
+    )
+    effect, p = float(found.statistic - found.null_distribution.mean()), float(found.pvalue)
+    return Test(name, effect, None, None, p, p)
 
 
 def holm(tests: Sequence[Test]) -> tuple[Test, ...]:
@@ -244,8 +240,7 @@ def holm(tests: Sequence[Test]) -> tuple[Test, ...]:
 
 def smallest_shift(n_plain: int, n_speculative: int, alpha: float, n_tests: int) -> float:
     """The mean shift that each of `n_tests` tests finds with at least 90 % power (Bonferroni)."""
-    normal = NormalDist()
-    z = normal.inv_cdf(1 - alpha / n_tests / 2) + normal.inv_cdf(_POWER)
+    z = float(norm.isf(alpha / n_tests / 2) + norm.ppf(_POWER))
     return z * _shift_error(n_plain, n_speculative)
 
 

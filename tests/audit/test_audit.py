@@ -10,9 +10,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec import audit as auditing
 from ggufspec.audit import PROMPTS, AuditOptions, audit
-from ggufspec.decoding import verify
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
@@ -24,30 +22,36 @@ SMALL = AuditOptions(n_runs=6, n_tokens=12, seed=0)
 # Lossless
 
 
-@pytest.mark.parametrize("rule", verify.names())
-def test_lossless_rules_pass(rule: str, pair: Engine) -> None:
-    report = audit(pair, PROMPTS, replace(SMALL, n_runs=20, verify=rule))
+def test_a_lossless_pair_passes_and_a_seed_repeats_the_report(pair: Engine) -> None:
+    heard: list[tuple[str, int, int]] = []
+    report = audit(pair, PROMPTS, SMALL, progress=lambda *told: heard.append(told))
     assert report.differences == ()
-    assert report.verdict.startswith("No difference was found; a mean shift of 0.1")
+    assert report.verdict.startswith("No difference was found; a mean shift of 0.2")
     assert report.rule is not None
     assert report.rule.n_positions == 8
     assert report.batch is not None
-    assert report.batch.n_positions == 8 * 12
+    assert report.batch.n_positions == 6 * 12
     sequences = report.sequences
     assert sequences is not None
-    assert sequences.n_tokens_plain == sequences.n_tokens_speculative == 20 * 12
+    assert sequences.n_tokens_plain == sequences.n_tokens_speculative == 6 * 12
     assert 0 < sequences.n_accepted < sequences.n_drafted
     assert len(sequences.tests) == 5
+    assert heard[7] == ("Generating at temperature 0", 8, 8)
+    assert ("Generating texts both ways", 6, 6) in heard
+    assert heard[-1] == ("Testing the rule", 8, 8)
+    assert audit(pair, PROMPTS, SMALL) == report
+    fresh = audit(pair, PROMPTS, replace(SMALL, seed=None, options={"temperature": 0.0}))
+    assert fresh.settings.seed is not None
 
 
 def test_texts_that_end_early_pass(pair: Engine) -> None:
     """At this temperature all tokens are equally likely, so that some texts end early."""
     options: GenerateOptions = {"temperature": 50.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    hot = replace(SMALL, n_runs=12, n_tokens=60, options=options)
+    hot = replace(SMALL, n_tokens=60, options=options)
     report = audit(pair, PROMPTS, hot)
     assert report.differences == ()
     assert report.sequences is not None
-    assert 0 < report.sequences.n_tokens_plain < 12 * 60
+    assert 0 < report.sequences.n_tokens_plain < 6 * 60
 
 
 def test_the_rounds_of_a_stream_have_the_token_that_ends_it(tmp_path: Path) -> None:
@@ -59,13 +63,6 @@ def test_the_rounds_of_a_stream_have_the_token_that_ends_it(tmp_path: Path) -> N
             pass
     assert [token for round_ in stream.rounds for token in round_.tokens] == [10, 11, 12, end]
     assert stream.completion.tokens == (10, 11, 12)
-
-
-def test_the_same_seed_makes_the_same_report(pair: Engine) -> None:
-    assert audit(pair, PROMPTS, SMALL) == audit(pair, PROMPTS, SMALL)
-    greedy: GenerateOptions = {"temperature": 0.0}
-    fresh = audit(pair, PROMPTS, replace(SMALL, seed=None, options=greedy))
-    assert fresh.settings.seed is not None
 
 
 def test_texts_are_greedy_where_the_temperature_is_and_where_no_sampler_reads_it(
@@ -84,20 +81,10 @@ def test_at_temperature_0_only_greedy_texts_are_compared(pair: Engine) -> None:
     assert report.verdict.endswith("6 of 6 greedy texts are identical, 0 diverge at near-ties.")
 
 
-def test_progress_is_reported(pair: Engine) -> None:
-    heard: list[tuple[str, int, int]] = []
-    audit(pair, [[1, 5]], SMALL, progress=lambda *told: heard.append(told))
-    assert heard[0] == ("Generating at temperature 0", 1, 1)
-    assert ("Generating texts both ways", 6, 6) in heard
-    assert heard[-1] == ("Testing the rule", 8, 8)
-
-
 # What it uses
 
 
-@pytest.mark.parametrize(
-    "writer", [tiny.write_llama, tiny.write_moe, tiny.write_mamba, tiny.write_qwen35]
-)
+@pytest.mark.parametrize("writer", [tiny.write_llama, tiny.write_mamba])
 def test_logits_of_a_text_are_those_of_its_prefixes(writer: object, tmp_path: Path) -> None:
     path = writer(tmp_path / "model.gguf")  # type: ignore[operator]
     prompt, text = [1, 9, 8], [7, 6, 5, 9, 9]
@@ -165,11 +152,7 @@ def test_an_audit_needs_a_draft_and_room_for_it(pair: Engine, paths: tuple[Path,
         audit(pair, PROMPTS, replace(SMALL, n_draft=5))
 
 
-def test_public_names_exist() -> None:
-    assert all(hasattr(auditing, name) for name in auditing.__all__)
-
-
 def test_the_length_that_run_chooses_can_be_audited(pair: Engine) -> None:
-    report = audit(pair, PROMPTS, AuditOptions(n_runs=12, n_tokens=30, seed=0, n_draft="auto"))
+    report = audit(pair, PROMPTS, AuditOptions(n_runs=4, n_tokens=20, seed=0, n_draft="auto"))
     assert report.differences == ()
     assert report.settings.drafter == "auto"

@@ -14,14 +14,9 @@ from ggufspec.audit.statistics import (
     total_variation,
 )
 from ggufspec.decoding import verify
-from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
 TARGET = np.array([0.5, 0.2, 0.2, 0.1, 0.0])
 DRAFT = np.array([0.1, 0.5, 0.1, 0.2, 0.1])
-
-
-def rules() -> list[str]:
-    return verify.names()
 
 
 def test_total_variation() -> None:
@@ -29,11 +24,10 @@ def test_total_variation() -> None:
     assert total_variation(TARGET, TARGET) == 0
 
 
-@pytest.mark.parametrize("score", [TARGET, draft_ratio(TARGET, DRAFT)], ids=["target", "ratio"])
-def test_quantiles_of_tokens_from_the_distribution_are_uniform(score: np.ndarray) -> None:
+def test_quantiles_of_tokens_from_the_distribution_are_uniform() -> None:
     """40,000 of them: the mean within 5 standard errors of 0.0014, each tenth of 0.0015."""
     rng = np.random.default_rng(0)
-    tokens = rng.choice(5, 40_000, p=TARGET)
+    tokens, score = rng.choice(5, 40_000, p=TARGET), draft_ratio(TARGET, DRAFT)
     quantiles = [
         quantile(token, TARGET, score, uniform)
         for token, uniform in zip(tokens, rng.random(40_000), strict=True)
@@ -52,20 +46,18 @@ def test_tokens_with_the_largest_draft_ratio_come_first() -> None:
     assert draft_ratio(np.array([1.0, 0.0]), np.array([1.0, 0.0])).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("name", rules())
-def test_lossless_rules_have_the_targets_distribution(name: str) -> None:
+def test_a_lossless_rule_has_the_targets_distribution() -> None:
     rng = np.random.default_rng(1)
     for n_vocab in (2, 5, 32):
         target = rng.dirichlet(np.full(n_vocab, 0.5))
         draft = target * np.exp(rng.normal(0, 1, n_vocab))
-        found, resolution = rule_error(verify.rule(name), target, draft / draft.sum())
+        found, resolution = rule_error(verify.rule("traversal"), target, draft / draft.sum())
         assert resolution < 0.005
         assert found < 3 * resolution + 0.001
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_siblings_that_are_taken_for_draws_with_replacement_have_an_error(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_siblings_that_are_taken_for_draws_with_replacement_have_an_error() -> None:
+    rng = np.random.default_rng(0)
     target = rng.dirichlet(np.full(8, 2.0))
     draft = target * np.exp(rng.normal(0, 1, 8))
     both = likeliest(target, draft / draft.sum(), 2)
@@ -73,12 +65,8 @@ def test_siblings_that_are_taken_for_draws_with_replacement_have_an_error(seed: 
     assert found < 3 * resolution + 0.001 < 0.008
     found, resolution = rule_error(of_siblings(with_replacement=True), *both, 2)
     assert found > 3 * resolution + 0.002
-
-
-def test_a_draft_of_one_token_has_no_sibling() -> None:
-    one_hot = np.eye(5)[1]
-    found, _ = rule_error(of_siblings(with_replacement=False), TARGET, one_hot, 2)
-    assert found < 0.005
+    one_hot = np.eye(5)[1]  # has no second token to draft
+    assert rule_error(of_siblings(with_replacement=False), TARGET, one_hot, 2)[0] < 0.005
 
 
 def test_the_error_of_a_lossy_rule_is_the_calculated_one() -> None:
@@ -89,17 +77,6 @@ def test_the_error_of_a_lossy_rule_is_the_calculated_one() -> None:
     found, resolution = rule_error(lossy(1.3), TARGET, DRAFT)
     assert found == pytest.approx(total_variation(outcome, TARGET), abs=3 * resolution)
     assert found > 0.05 > 10 * resolution
-
-
-def test_a_rule_that_draws_replacements_from_the_target_has_an_error() -> None:
-    def from_target(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-        token, row = draft.tokens[0], np.asarray(target_probs)[0]
-        if uniforms[0] * np.asarray(draft.probs)[0][token] < row[token]:
-            return Verdict(1, 0)
-        return Verdict(0, int(np.searchsorted(np.cumsum(row), uniforms[1] * row.sum(), "right")))
-
-    found, resolution = rule_error(from_target, TARGET, DRAFT)
-    assert found > 0.1 > 10 * resolution
 
 
 def test_the_likeliest_by_either_are_kept() -> None:

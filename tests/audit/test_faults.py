@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, audit
 from ggufspec.audit.report import Divergence, Greedy
 from ggufspec.decoding import verify
 from ggufspec.decoding.types import Draft, Logits, Probs, Uniforms, Verdict
-from ggufspec.engine import generation, scoring
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.llama.session import LlamaSession
@@ -34,11 +35,6 @@ def embedded() -> Iterator[Engine]:
         yield made
 
 
-def test_the_embedded_pair_passes(embedded: Engine) -> None:
-    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=12))
-    assert report.differences == ()
-
-
 def test_a_lossy_rule_is_found_by_its_distribution(pair: Engine, plant: Plant) -> None:
     plant(lossy(1.3))
     report = audit(pair, PROMPTS, SMALL)
@@ -55,10 +51,9 @@ def test_a_rule_that_is_lossy_for_siblings_only_is_found(pair: Engine, plant: Pl
         return (siblings if draft.parents else chains)(draft, target_probs, uniforms)
 
     plant(rule)
-    for tree, is_found in (("auto", True), ("off", False)):
-        report = audit(pair, PROMPTS, replace(SMALL, tree=tree))
-        assert report.rule is not None
-        assert report.rule.found is is_found
+    report = audit(pair, PROMPTS, replace(SMALL, tree="auto"))
+    assert report.rule is not None
+    assert report.rule.found
 
 
 def test_a_target_that_reads_a_tree_as_a_chain_is_found(
@@ -76,7 +71,7 @@ def test_a_target_that_reads_a_tree_as_a_chain_is_found(
 
     monkeypatch.setattr(LlamaSession, "score", score)
     for tree, is_found in (("auto", True), ("off", False)):
-        report = audit(pair, PROMPTS, replace(SMALL, tree=tree))
+        report = audit(pair, PROMPTS, replace(SMALL, n_runs=2, tree=tree))
         assert report.batch is not None
         assert report.batch.found is is_found
 
@@ -94,27 +89,6 @@ def test_a_lossy_rule_is_found_by_its_texts(embedded: Engine, plant: Plant) -> N
     assert "the sampled texts differ: mean shift, by draft/target ratio" in report.verdict
 
 
-def test_a_draft_drawn_from_another_distribution_is_found_by_texts(
-    embedded: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each drafted token is the median of the distribution that it claims to be drawn from.
-
-    With seeds 0 to 4, the test of whole texts had its smallest possible p, with llama.cpp's kernels
-    and with ours; with half as many texts, one of ten was not found.
-    """
-    honest = generation.uniform_streams
-
-    def median(seed: int) -> object:
-        return honest(seed)[0], lambda n: [0.5] * n
-
-    monkeypatch.setattr(generation, "uniform_streams", median)
-    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=80))
-    assert report.rule is not None
-    assert not report.rule.found  # the rule is lossless; its input is not what it claims
-    assert report.sequences is not None
-    assert report.sequences.found
-
-
 def test_plain_texts_do_not_depend_on_the_audited_rule(pair: Engine, plant: Plant) -> None:
     """A rule that sharpens the target's distribution, also where nothing was drafted."""
     honest = verify.rule("match")
@@ -124,7 +98,7 @@ def test_plain_texts_do_not_depend_on_the_audited_rule(pair: Engine, plant: Plan
         return honest(draft, rows / rows.sum(axis=1, keepdims=True), uniforms)
 
     plant(sharpened)
-    report = audit(pair, PROMPTS, replace(SMALL, n_runs=30))
+    report = audit(pair, PROMPTS, replace(SMALL, n_runs=12))
     assert report.rule is not None
     assert report.rule.found
     assert report.sequences is not None
@@ -143,56 +117,50 @@ def test_a_rule_that_accepts_everything_is_found_at_temperature_0(
     assert "diverge without a near-tie" in report.verdict
 
 
+def batches_off_by(error: float) -> Callable[..., Iterator[Logits]]:
+    """`scoring.logits`, but with an error of the logits of several tokens."""
+    honest = scoring.logits
+
+    def off(*args: Any, n_together: int = 1, **how: Any) -> Iterator[Logits]:
+        for rows in honest(*args, n_together=n_together, **how):
+            if n_together > 1:
+                rows[:, ::2] += error
+            yield rows
+
+    return off
+
+
 def test_a_batch_that_computes_something_else_is_found(
     pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = scoring.logits
-
-    def off(engine: Engine, *args: Sequence[int], n_together: int = 1, **how: str) -> object:
-        for rows in honest(engine, *args, n_together=n_together, **how):  # type: ignore[arg-type]
-            if n_together > 1:
-                rows[:, ::2] += 0.3
-            yield rows
-
-    monkeypatch.setattr(scoring, "logits", off)
-    report = audit(pair, PROMPTS, SMALL)
+    monkeypatch.setattr(scoring, "logits", batches_off_by(0.3))
+    report = audit(pair, PROMPTS, replace(SMALL, n_runs=2))
     assert report.batch is not None
     assert report.batch.found
     assert "batches change the target's distribution" in report.verdict
 
 
 @pytest.mark.usefixtures("rounding")
-def test_the_rounding_of_batches_is_no_difference(embedded: Engine) -> None:
-    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=4))
-    assert report.batch is not None
-    assert report.batch.median > 0.01
-    assert any(each.gap > LARGE.near_tie for each in report.greedy.divergences)
-    assert report.differences == ()
-    assert report.batch.median < 2 * report.batch.rounding
-
-
-@pytest.mark.usefixtures("rounding")
-def test_faults_beyond_the_rounding_of_batches_are_found(
+def test_of_batches_that_round_coarsely_only_larger_faults_are_found(
     embedded: Engine, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = scoring.logits
-
-    def off(engine: Engine, *args: Sequence[int], n_together: int = 1, **how: str) -> object:
-        for rows in honest(engine, *args, n_together=n_together, **how):  # type: ignore[arg-type]
-            if n_together > 1:
-                rows[:, ::2] += 2.0
-            yield rows
+    few = replace(LARGE, n_runs=2)
+    report = audit(embedded, PROMPTS[:3], few)
+    assert report.batch is not None
+    assert 0.01 < report.batch.median < 2 * report.batch.rounding
+    assert any(each.gap > LARGE.near_tie for each in report.greedy.divergences)
+    assert report.differences == ()
 
     def second(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         return Verdict(0, int(np.asarray(target_probs)[0].argsort()[-2 if draft.tokens else -1]))
 
     with monkeypatch.context() as patched:
-        patched.setattr(scoring, "logits", off)
-        report = audit(embedded, PROMPTS, replace(LARGE, n_runs=4))
+        patched.setattr(scoring, "logits", batches_off_by(2.0))
+        report = audit(embedded, PROMPTS[:1], few)
         assert report.batch is not None
         assert report.batch.found
     plant(second)
-    report = audit(embedded, PROMPTS, replace(SMALL, options={"temperature": 0.0}))
+    report = audit(embedded, PROMPTS[:3], replace(SMALL, options={"temperature": 0.0}))
     assert report.greedy.near_tie > SMALL.near_tie
     assert report.greedy.found
 
