@@ -34,9 +34,7 @@ def verdicts(before: BenchResults, after: BenchResults) -> dict[str, str]:
     return {row[0]: row[-1] for row in compare(before, after).rows}
 
 
-@pytest.mark.parametrize(
-    ("ours", "verdict"), [(15, "no difference shown"), (18, "faster"), (12, "slower")]
-)
+@pytest.mark.parametrize(("ours", "verdict"), [(18, "faster"), (12, "slower")])
 def test_a_change_is_reported(ours: float, verdict: str) -> None:
     found = verdicts(session(10, 15), session(10, ours, seed=1))
     assert found == {"plain": "no difference shown", "draft 3": verdict}

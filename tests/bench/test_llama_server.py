@@ -89,7 +89,7 @@ def test_the_answer_of_a_server() -> None:
     timings = {name: ms for name, ms in ANSWER["timings"].items() if "draft" not in name}  # type: ignore[attr-defined]
     plain = llama_server.parse(json.dumps({**ANSWER, "timings": timings}).encode())
     assert (plain.n_drafted, plain.n_accepted) == (0, 0)
-    for wrong in (b"{}", b"[]", b"no", b'{"timings": {}, "tokens_evaluated": 1, "tokens": []}'):
+    for wrong in (b"{}", b"[]", b"no"):
         with pytest.raises(OptionError, match="not as llama-server writes it"):
             llama_server.parse(wrong)
 
@@ -102,10 +102,9 @@ def test_a_server_gets_requests_when_ready_and_is_stopped_at_the_end(build: Buil
     assert build.left == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_a_server_is_stopped_by_an_error(build: Build, error: type[BaseException]) -> None:
-    with pytest.raises(error), llama_server.running(build.server()):
-        raise error
+def test_a_server_is_stopped_by_an_error(build: Build) -> None:
+    with pytest.raises(KeyboardInterrupt), llama_server.running(build.server()):
+        raise KeyboardInterrupt
     assert build.left == []
 
 

@@ -13,15 +13,14 @@ from ggufspec.bench import run
 from ggufspec.bench.experiment import Experiment, contenders
 from ggufspec.bench.records import BenchResults, Contender, Measurement, TextKey
 from ggufspec.common.prompts import Prompt
-from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
-from ggufspec.errors import OptionError
+from ggufspec.engine.stream import Stream
 
 OURS = contenders(lengths=[2, "auto"], temperatures=[0.0], has_draft=True)
 HELLO, WORLD = Prompt(id="hello", turns=(" hello",)), Prompt(id="world", turns=(" world the",))
 UNCHANGED: Any = {"repeat_penalty": 1.0, "top_k": 40}
-WRITERS = [tiny.write_llama, tiny.write_mamba, tiny.write_hybrid]
+WRITERS = [tiny.write_llama, tiny.write_mamba]
 
 
 @pytest.fixture(scope="module", params=WRITERS, ids=lambda write: write.__name__[6:])
@@ -62,14 +61,13 @@ def test_a_contender_takes_nothing_from_the_file(tmp_path: Path) -> None:
     assert own.tokens != wanted.tokens
 
 
-@pytest.mark.parametrize("n", range(1, 32))
-def test_every_contender_has_every_place(n: int) -> None:
-    ours = [Contender(str(i), {}) for i in range(n)]
-    whole = Experiment(ours, [HELLO], n_runs=n, n_tokens=1)
-    order = list(whole.order())
-    assert len(set(order)) == len(order) == n * n
-    for place in range(n):
-        assert len({key.contender for key in order[place::n]}) == n
+def test_every_contender_has_every_place() -> None:
+    for n in range(1, 32):
+        ours = [Contender(str(i), {}) for i in range(n)]
+        order = list(Experiment(ours, [HELLO], n_runs=n, n_tokens=1).order())
+        assert len(set(order)) == len(order) == n * n
+        for place in range(n):
+            assert len({key.contender for key in order[place::n]}) == n
 
 
 def test_the_contenders_alternate_for_each_prompt() -> None:
@@ -109,24 +107,16 @@ def test_every_text_is_measured_and_reported(engine: Engine) -> None:
 def test_every_text_begins_with_an_empty_cache(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reused: list[int] = []
+    streams: list[Stream] = []
     begin = Engine.begin
 
-    class Watched:
-        def __init__(self, found: object) -> None:
-            self.found = found
+    def watched(*args: Any, **how: Any) -> Stream:
+        streams.append(begin(*args, **how))
+        return streams[-1]
 
-        def __iter__(self) -> Iterator[object]:
-            yield from self.found  # type: ignore[misc]
-            reused.append(self.found.completion.stats.n_prompt_reused)  # type: ignore[attr-defined]
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.found, name)
-
-    monkeypatch.setattr(Engine, "begin", lambda *args, **how: Watched(begin(*args, **how)))
-    whole = experiment([WORLD])
-    texts = measured(engine, whole)
-    assert len(texts) == len(list(whole.order()))
+    monkeypatch.setattr(Engine, "begin", watched)
+    texts = measured(engine, experiment([WORLD]))
+    reused = [stream.completion.stats.n_prompt_reused for stream in streams]
     assert reused == [0] * (len(OURS) + len(texts))
 
 
@@ -189,34 +179,3 @@ def test_divergences_are_found_where_the_texts_differ(engine: Engine) -> None:
     assert found.margin > 0
     tokens.clear()  # type: ignore[attr-defined]
     assert run.divergences(engine, whole, results) == [], "its tokens are not known"
-
-
-# The engine
-
-
-def test_an_engine_that_forgets_reads_anew(engine: Engine) -> None:
-    def again() -> tuple[int, tuple[int, ...]]:
-        found = engine.generate(" hello world the", temperature=0.0, max_tokens=8, n_draft=2)
-        return found.stats.n_prompt_reused, found.tokens
-
-    first = again()
-    assert again()[0] > 0
-    engine.forget()
-    assert again() == first
-    assert first[0] == 0
-
-
-def test_texts_of_the_pair_and_of_the_draft_alone_may_alternate(engine: Engine) -> None:
-    alone = scoring.draft_alone(engine)
-    texts: dict[Engine, set[tuple[int, ...]]] = {engine: set(), alone: set()}
-    for _ in range(3):
-        for writer, found in texts.items():
-            engine.forget()
-            alone.forget()
-            found.add(writer.generate(" hello", temperature=0.0, max_tokens=8).tokens)
-    assert [len(found) for found in texts.values()] == [1, 1]
-
-
-def test_without_a_draft_none_writes_alone(files: list[Path]) -> None:
-    with load(files[0], n_threads=1) as engine, pytest.raises(OptionError, match="no draft"):
-        scoring.draft_alone(engine)

@@ -53,8 +53,6 @@ def test_the_break_even_acceptance_has_a_speedup_of_one() -> None:
 @pytest.mark.parametrize(
     ("usual", "n_most", "ladders"),
     [
-        (1, 1, [[1], [1]]),
-        (2, 2, [[2, 1], [2]]),
         (6, 12, [[6, 3, 1], [6, 12]]),
         (1, 6, [[1], [1, 2, 4, 6]]),
         (4, 2, [[4, 2, 1], [4]]),
@@ -69,11 +67,8 @@ def test_threads_go_down_by_halves_and_up_to_the_most(
 @pytest.mark.parametrize(
     ("usual", "n_tokens", "ladders"),
     [
-        (512, 512, [[256, 128, 64, 32], []]),
-        (512, 2048, [[256, 128, 64, 32], [1024, 2048]]),
         (512, 8192, [[256, 128, 64, 32], [1024, 2048]]),
         (100, 300, [[50], [200]]),
-        (17, 17, [[], []]),
     ],
 )
 def test_batches_go_down_by_halves_and_up_by_doubles(

@@ -66,20 +66,16 @@ def test_several_drafts_are_ranked(
     again = command(*ask, "--resume")
     assert again.code == 0
     assert json.loads(path.read_text())["ranking"] == document["ranking"], "nothing was left"
-    twice = command("bench", "--target", target, "--draft", f"{draft},{draft}", *SHORT)
-    assert (twice.code, "is given twice" in twice.err) == (2, True)
-
-
-def test_a_preset_of_several_drafts(command: Command, target: Path, draft: Path) -> None:
-    pair = ("--target", target, "--draft", f"{draft},{target}")
-    found = command("bench", "--preset", "gpt2", *pair, *SHORT)
+    found = command("bench", "--preset", "gpt2", *pair[:4], *SHORT)
     assert found.code == 0, found.err
     assert "on the given pairs" in found.out
-    assert "target.gguf / draft" in found.out
-    assert "target.gguf / target" in found.out
+    assert {"target.gguf / draft", "target.gguf / target"} <= set(found.out.splitlines())
 
 
-def test_every_text_is_in_the_file(bench: Command, tmp_path: Path) -> None:
+def test_every_text_is_in_the_file(
+    bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_bench, "SAVE_SECONDS", 0.0)
     path = tmp_path / "out.json"
     assert bench("--draft-n", "2", "--temp", "0,1", "-p", "hi", "--json", path).code == 0
     document = json.loads(path.read_text())
@@ -126,10 +122,10 @@ def test_what_is_missing_is_measured_and_nothing_else(bench: Command, tmp_path: 
     ("other", "told"),
     [
         (("-p", "ho"), "prompts was"),
-        (("-p", "hi", "-n", "7"), "n_tokens was 6, is 7"),
         (("-p", "hi", "--draft-n", "3"), "contenders was"),
+        (("-p", "hi", "--temp", "0.5"), "plain: temperature was 0.8, is 0.5"),
     ],
-    ids=["prompt", "tokens", "contenders"],
+    ids=["prompt", "contenders", "options"],
 )
 def test_results_of_another_benchmark_are_not_resumed(
     bench: Command, tmp_path: Path, other: tuple[str, ...], told: str
@@ -142,16 +138,6 @@ def test_results_of_another_benchmark_are_not_resumed(
     assert told in found.err
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "other"}', "[" * 100_000])
-def test_a_file_of_another_kind_is_reported(bench: Command, tmp_path: Path, content: str) -> None:
-    path = tmp_path / "out.json"
-    path.write_text(content)
-    found = bench("-p", "hi", "--json", path, "--resume")
-    assert (found.code, path.read_text()) == (2, content)
-    assert str(path) in found.err
-    assert "Traceback" not in found.err
-
-
 def test_a_missing_folder_is_reported_before_anything_is_loaded(
     command: Command, tmp_path: Path
 ) -> None:
@@ -159,26 +145,22 @@ def test_a_missing_folder_is_reported_before_anything_is_loaded(
     found = command("bench", "--target", tmp_path / "none.gguf", "--json", path)
     assert found.code != 0
     assert "Traceback" not in found.err
-    found = command("bench", "--resume", "-p", "hi")
+    cache = tmp_path / "cache"
+    found = command("bench", "--resume", "--size", "10M", "--cache-dir", cache)
     assert found.code == 2
     assert "name it with --json" in found.err
+    assert not cache.exists(), "no stand-in is written"
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--draft-n", "0"),
         ("--draft-n", "65"),
-        ("--draft-n", "1-"),
         ("--draft-n", ""),
         ("--draft-n", "1-99999"),
         ("--draft-n", "2,8-3"),
-        ("--draft-n", "two"),
-        ("--temp", "-1"),
-        ("--temp", "nan"),
         ("--temp", "inf"),
         ("--temp", "0,,1"),
-        ("--drafter", "nobody"),
         ("--drafter", "none"),
         ("--verify", "nothing"),
     ],
@@ -227,26 +209,13 @@ def test_without_a_draft_there_are_ngrams(command: Command, target: Path) -> Non
     assert "Traceback" not in found.err
 
 
-def test_help_says_when_llama_cpp_python_writes_the_same_greedy_text(command: Command) -> None:
-    assert "equal ours only with -fa off" in " ".join(command("bench", "--help").out.split())
-
-
-def test_a_draft_alone_is_no_pair(command: Command, draft: Path) -> None:
-    found = command("bench", "--draft", draft)
-    assert found.code == 2
-    assert "--draft needs --target" in found.err
-
-
 def test_a_picture_comes_with_it(bench: Command, tmp_path: Path) -> None:
     path = tmp_path / "out.svg"
     found = bench("--draft-n", "1-3,auto", "--temp", "0", "-p", "hi", "--plot", path)
     assert found.code == 0
     assert path.read_text().rstrip().endswith("</svg>")
-    for wrong in (tmp_path / "out.pdf", tmp_path / "none" / "out.png"):
-        found = bench("-p", "hi", "--plot", wrong)
-        assert found.code != 0
-        assert not found.out, "told before anything is measured"
-        assert "Traceback" not in found.err
+    found = bench("-p", "hi", "--plot", tmp_path / "out.pdf")
+    assert (found.code, found.out) == (2, ""), "told before anything is measured"
 
 
 def test_two_benchmarks_compared(bench: Command, command: Command, tmp_path: Path) -> None:
@@ -341,11 +310,15 @@ def test_a_preset_takes_the_models_that_are_here(
     assert "stand-in" not in found.out
 
 
-def test_a_preset_has_its_own_contenders(bench: Command) -> None:
+def test_a_preset_has_its_own_contenders(bench: Command, tmp_path: Path) -> None:
     found = bench("--preset", "gpt2", "--draft-n", "3")
     assert found.code == 2
     assert "--preset gpt2 sets --draft-n itself" in found.err
-    assert bench("--preset", "gpt2", "--top-k", "3").code == 2
+    grammar = tmp_path / "yes.gbnf"
+    grammar.write_text('root ::= "yes"')
+    found = bench("--preset", "gpt2", "--grammar-file", grammar)
+    assert found.code == 2
+    assert "--grammar-file" in found.err
 
 
 # Ctrl-C
@@ -412,27 +385,6 @@ def test_baselines_alternate_with_ours(
 # What must not be lost, or mixed
 
 
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
-        (("--temp", "0.5"), "plain: temperature was 0.8, is 0.5"),
-        (("--top-k", "3"), "plain: top_k was 40, is 3"),
-        (("--verify", "match"), 'verify was "traversal", is "match"'),
-    ],
-    ids=["temperature", "sampling", "rule"],
-)
-def test_other_sampling_is_another_benchmark(
-    bench: Command, tmp_path: Path, other: tuple[str, ...], told: str
-) -> None:
-    path = tmp_path / "out.json"
-    options = ("-p", "hi", "--draft-n", "2", "--json", path)
-    assert bench(*options).code == 0
-    before = path.read_text()
-    found = bench(*options, *other, "--resume")
-    assert (found.code, path.read_text()) == (2, before)
-    assert told in found.err
-
-
 def test_another_machine_is_another_benchmark(
     bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,14 +417,14 @@ def test_what_was_written_can_be_read(
     assert found.code == 0, found.err
 
 
-@pytest.mark.parametrize("more", [(), ("--preset", "notebook")], ids=["pair", "preset"])
 def test_names_of_files_need_not_be_unicode(
-    command: Command, target: Path, draft: Path, tmp_path: Path, more: tuple[str, ...]
+    command: Command, target: Path, draft: Path, tmp_path: Path
 ) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
     odd.symlink_to(target)
     path = tmp_path / "out.json"
-    asked = ("bench", "--target", odd, "--draft", draft, *SHORT, "-p", "hi", *more, "--json", path)
+    pair = ("--preset", "notebook", "--target", odd, "--draft", draft)
+    asked = ("bench", *pair, *SHORT, "-p", "hi", "--json", path)
     found = command(*asked)
     assert found.code == 0, found.err
     assert "\\udcff.gguf" in found.out
@@ -515,32 +467,6 @@ def test_what_was_measured_survives_an_error(
     assert (len(document["measurements"]), document["interrupted"]) == (3, True)
 
 
-def test_nothing_is_saved_while_a_clock_runs(
-    bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = []
-    in_text = False
-    measure = run.measure
-
-    def timed(*args: Any, **how: Any) -> Any:
-        nonlocal in_text
-        texts = measure(*args, **how)
-        while True:
-            in_text = True
-            text = next(texts, None)
-            in_text = False
-            if text is None:
-                return
-            yield text
-
-    monkeypatch.setattr(run, "measure", timed)
-    monkeypatch.setattr(cli_bench, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(cli_bench, "SAVE_SHARE", 1e9)
-    monkeypatch.setattr(cli_bench, "write_file", lambda *_: saved.append(in_text))
-    assert bench("-p", "hi", "--draft-n", "2", "--json", tmp_path / "out.json").code == 0
-    assert saved == [False] * (3 * 2 + 1)
-
-
 def test_a_preset_has_fewer_prompts_of_its_own(bench: Command, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert bench("--preset", "llama-ssp", "--n-prompts", "2", "--json", path).code == 0
@@ -549,14 +475,6 @@ def test_a_preset_has_fewer_prompts_of_its_own(bench: Command, tmp_path: Path) -
         [each.name, list(each.turns)]
         for each in experiment.PRESETS["llama-ssp"].experiment.prompts[:2]
     ]
-
-
-def test_a_preset_has_no_grammar_from_a_file(bench: Command, tmp_path: Path) -> None:
-    grammar = tmp_path / "yes.gbnf"
-    grammar.write_text('root ::= "yes"')
-    found = bench("--preset", "gpt2", "--grammar-file", grammar)
-    assert found.code == 2
-    assert "--grammar-file" in found.err
 
 
 def test_a_terminal_without_the_letters_has_the_table_all_the_same(
@@ -574,12 +492,3 @@ def test_a_bar_shows_names_with_brackets() -> None:
     shown.add_task("draft auto: [/1], run 1 of 3")
     (task,) = shown.tasks
     assert str(shown.columns[0].render(task)) == "draft auto: [/1], run 1 of 3"  # type: ignore[attr-defined]
-
-
-def test_resume_without_a_file_is_refused_before_a_stand_in_is_written(
-    command: Command, tmp_path: Path
-) -> None:
-    result = command("bench", "--resume", "--size", "10M", "--cache-dir", tmp_path / "cache")
-    assert result.code == 2
-    assert "--json" in result.err
-    assert not (tmp_path / "cache").exists()

@@ -17,8 +17,6 @@ from cli.conftest import MAIN
 from cli.terminal import Terminal
 from patience import PATIENCE
 
-from ggufspec.standin import embedded
-
 Command = Callable[..., Any]
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
@@ -57,24 +55,18 @@ def test_both_texts_and_the_result_on_stdout(compare: Command) -> None:
     assert (accepted, length) == ("100.0%", "5.00")
     assert "The two texts are the same, all 30 tokens." in result.out
     assert "`ggufspec bench`" in result.out
+    assert "Plain decoding runs first" in result.err
+    assert "one after the other" in result.out
     assert "\x1b" not in result.out
 
 
-@pytest.mark.parametrize(("args", "stdin"), [(["-p", ""], b""), ([], b"\n")])
 def test_an_empty_prompt_is_refused_before_models_are_loaded(
-    args: list[str], stdin: bytes, command: Command, tmp_path: Path
+    command: Command, tmp_path: Path
 ) -> None:
-    result = command("compare", "-m", tmp_path / "none.gguf", *args, stdin=stdin)
+    result = command("compare", "-m", tmp_path / "none.gguf", stdin=b"\n")
     assert (result.code, result.out) == (ERROR, "")
     assert result.err.startswith("ggufspec: the prompt is empty")
     assert len(result.err.splitlines()) == 1
-
-
-def test_it_says_that_they_ran_one_after_the_other(compare: Command) -> None:
-    result = compare()
-    assert "Plain decoding runs first" in result.err
-    assert "one after the other" in result.out
-    assert len(result.err.splitlines()) == 2
 
 
 def test_the_document(compare: Command) -> None:
@@ -110,37 +102,16 @@ def test_sampled_texts_differ_and_it_says_why(command: Command, target: Path, dr
     assert len(seeds) == 2, "a fresh one each time, and told"
 
 
-def test_without_a_draft_the_text_so_far_drafts(command: Command, chatterbox: Path) -> None:
-    args = ("-m", chatterbox, "-t", "1", "-p", LETTERS, "-n", "30", "--temp", "0")
-    document = command("compare", *args, "--drafter", "ngram", "--json").document
-    assert document["speculative"]["n_accepted"] > 0
-    assert document["same_text"]
-
-
-@pytest.mark.parametrize("drafter", [(), ("--drafter", "ngram")], ids=str)
 def test_text_that_no_draft_model_drafts_is_called_n_grams(
-    drafter: tuple[str, ...], command: Command, chatterbox: Path
+    command: Command, chatterbox: Path
 ) -> None:
     args = ("-m", chatterbox, "-t", "1", "-p", LETTERS, "-n", "30", "--temp", "0")
-    result = command("compare", *args, *drafter)
+    assert command("compare", *args, "--json").document["speculative"]["n_accepted"] > 0
+    result = command("compare", *args, "--drafter", "ngram")
     assert result.code == 0
     assert "speculative:" not in result.out
     assert re.search("^n-grams: ", result.out, re.MULTILINE)
     assert re.search("^n-grams +[0-9]", result.out, re.MULTILINE)
-
-
-def test_without_a_target_the_embedded_pair_runs(command: Command) -> None:
-    """On a prompt of its own; a small stand-in will do here."""
-    result = command("compare", "--size", "10M", "-n", "12", "-t", "1", "--json")
-    assert result.code == 0
-    assert "stand-in" in result.err
-    document = result.document
-    assert document["prompt"] == '"My dear Watson," said Holmes,'
-    assert document["settings"]["temperature"] == 0
-    assert document["settings"]["repeat_penalty"] == 1.15
-    assert document["settings"]["draft"] == str(embedded.embedded_draft())
-    assert document["same_text"] or document["divergence"]["near_tie"]
-    assert document["plain"]["n_generated"] == 12
 
 
 @pytest.mark.parametrize(
@@ -148,12 +119,8 @@ def test_without_a_target_the_embedded_pair_runs(command: Command) -> None:
     [
         (["--drafter", "none"], "--drafter none"),
         (["-n", "0"], "-n"),
-        (["--speed", "-1"], "--speed"),
-        (["--speed", "nan"], "--speed"),
         (["--speed", "inf"], "--speed"),
         (["--verify", "_lossy"], "choose from"),
-        (["--verify", "telepathy"], "choose from"),
-        (["--record", "race.gif"], "race.gif"),
         (["--record", "race"], ".svg or .cast"),
         (["--size", "10M"], "--size is for the embedded pair"),
     ],
@@ -172,7 +139,6 @@ def test_options_that_cannot_be_used(args: list[str], named: str, compare: Comma
         (["--draft", "x.gguf"], "--draft needs --target"),
         (["-m", "x.gguf", "-p", "hi", "--drafter", "model"], "needs a draft"),
         (["-m", "x.gguf", "-p", "hi", "--draft-n", "3"], "needs a draft"),
-        (["-m", "x.gguf", "-p", "hi", "-f", "y"], "not both"),
     ],
     ids=str,
 )
@@ -258,12 +224,11 @@ def test_a_race_is_recorded_in_place_of_an_old_file(compare: Command, tmp_path: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("place", ["folder.svg", "none/race.svg"])
-def test_a_recording_that_cannot_be_written(place: str, compare: Command, tmp_path: Path) -> None:
-    (tmp_path / "folder.svg").mkdir()
-    result = compare("--record", tmp_path / place)
+def test_a_recording_that_cannot_be_written(compare: Command, tmp_path: Path) -> None:
+    path = tmp_path / "folder.svg"
+    path.mkdir()
+    result = compare("--record", path)
     assert (result.code, result.out) == (ERROR, "")
-    path = tmp_path / place
     assert f"cannot write {path.name} into the folder {path.parent}" in result.err
     assert "runs first" not in result.err, "before anything runs"
     assert [path.name for path in tmp_path.iterdir()] == ["folder.svg"]

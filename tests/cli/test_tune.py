@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.llama.attention import Attention
 from ggufspec.llama.devices import libraries
 from ggufspec.llama.profile_key import profile_key
-from ggufspec.llama.timing import DraftTimes, time_interleaved
+from ggufspec.llama.timing import DraftTimes
 from ggufspec.standin.embedded import embedded_draft
 
 Command = Callable[..., Any]
@@ -143,11 +142,8 @@ def test_a_target_alone(command: Command, target: Path) -> None:
     assert {tuple(trial["target_seconds"]) for trial in passes} == {("1",)}
 
 
-@pytest.mark.parametrize("write", [tiny.write_mamba, tiny.write_hybrid])
-def test_models_that_cannot_drop_a_tail(
-    write: Callable[[Path], Path], command: Command, tmp_path: Path
-) -> None:
-    model = write(tmp_path / "model.gguf")
+def test_a_model_that_cannot_drop_a_tail(command: Command, tmp_path: Path) -> None:
+    model = tiny.write_mamba(tmp_path / "model.gguf")
     document = command("tune", "-m", model, "-md", model, *QUICK, "--json").document
     assert [row["n_tokens"] for row in document["target"]] == [1, 2, 3, 4, 5]
 
@@ -158,18 +154,8 @@ def test_a_small_context_has_less_before_a_batch(
     short = ("--runs", "1", "--max-n", "3", "--json")
     document = command("tune", "-m", target, "-md", draft, *short, "-c", "10").document
     assert document["depth"] == 6
-    document = command("tune", "-m", target, "-md", draft, *short, "-c", "4").document
-    assert document["depth"] == 0
     document = command("tune", "-m", target, "-md", draft, *short).document
     assert document["depth"] == 256 - 4, "the models were trained for 256"
-
-
-def test_the_longest_draft(command: Command, target: Path, draft: Path) -> None:
-    pair = ("-m", target, "-md", draft, "-t", "1", "-td", "1", "-fa", "on")
-    document = command("tune", *pair, "--runs", "1", "--max-n", "64", "--json").document
-    assert len(document["target"]) == 65
-    document = command("tune", *pair, "--runs", "1", "--max-n", "1", "--json").document
-    assert len(document["target"]) == 2
 
 
 @pytest.mark.parametrize(("step", "cannot_pay"), [(0.0099, False), (0.0101, True)])
@@ -269,8 +255,7 @@ def test_an_unwritable_folder_is_reported(
     file.touch()
     monkeypatch.setenv("GGUFSPEC_CACHE", str(file))
     result = tune("--json")
-    assert result.code == 0
-    assert result.document["remembered"] is False
+    assert (result.code, result.document["remembered"]) == (0, False)
     assert "could not be stored" in result.err
     assert "GGUFSPEC_CACHE" in result.err
 
@@ -290,28 +275,14 @@ def test_a_pair_is_forgotten_or_everything(
     assert records() == []
 
 
-def test_forgetting_a_file_that_is_not_there(command: Command, tmp_path: Path) -> None:
-    result = command("tune", "-m", tmp_path / "none.gguf", "--forget")
-    assert (result.code, result.out) == (ERROR, "")
-    assert "there is no file" in result.err
-
-
 # What can be wrong
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--max-n", "0"), "--max-n"),
         (("--max-n", "65"), "--max-n"),
-        (("--depth", "-1"), "--depth"),
-        (("--runs", "0"), "--runs"),
-        (
-            ("-c", "24"),
-            "no room for 20 tokens and a pass of 5: use at least 25",
-        ),
-        (("-c", "24", "--depth", "2000"), "use at least 2005, or a smaller --max-n or --depth"),
-        (("-fa", "off", "-ctv", "q8_0"), "need flash attention"),
+        (("-c", "24"), "no room for 20 tokens and a pass of 5: use at least 25"),
         (("-t", "513"), "n_threads is 513"),
     ],
     ids=str,
@@ -329,46 +300,16 @@ def test_a_context_that_a_batch_does_not_fit(command: Command, target: Path) -> 
     assert "has no room for a pass of 17: use at least 17, or a smaller --max-n" in result.err
 
 
-def test_positions_that_end_before_the_depth(command: Command, tmp_path: Path) -> None:
-    model = tiny.write_timed(tmp_path / "model.gguf", tiny.SPM.spell("abc"), n_ctx_train=64)
-    assert command("tune", "-m", model, "--runs", "1", "--json").document["depth"] == 64 - 17
-    result = command("tune", "-m", model, "--depth", "64")
-    assert (result.code, result.out) == (USAGE, "")
-    assert "has 64 positions" in result.err
-
-
 def test_a_target_is_needed(command: Command) -> None:
     result = command("tune")
     assert (result.code, result.out) == (USAGE, "")
     assert "--target" in result.err
 
 
-@pytest.mark.parametrize("whose", ["-m", "-md"])
-def test_files_that_are_no_models(whose: str, command: Command, target: Path) -> None:
-    wrong = target.with_name("none.gguf")
-    pair = {"-m": target, "-md": target, whose: wrong}
-    result = command("tune", *(part for pair in pair.items() for part in pair))
-    assert (result.code, result.out) == (ERROR, "")
-    assert f"there is no file {wrong}" in result.err
-
-
 def test_ctrl_c_ends_it_with_nothing_remembered(target: Path, draft: Path) -> None:
     arguments = ["tune", "-m", target, "-md", draft, "-v", "--runs", "1000", "--max-n", "64"]
     check_interrupted(arguments)
     assert records() == []
-
-
-def test_ctrl_c_between_the_passes_remembers_nothing(
-    tune: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*args: Any, **how: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ggufspec.llama.timing.time_draft", interrupted)
-    result = tune()
-    assert (result.code, result.out) == (INTERRUPTED, "")
-    assert records() == []
-    assert time_interleaved({}, 1) == {}
 
 
 # The bars
@@ -391,11 +332,3 @@ def test_a_terminal_without_blocks_gets_ascii(program: Command, target: Path) ->
     assert "#" in result.out
     assert max(map(len, result.out.splitlines()[-4:])) <= 40
     assert "█" in program(*args, PYTHONIOENCODING="utf-8").out
-
-
-def test_the_files_are_as_people_expect_them(tune: Command) -> None:
-    tune("-t", "1")
-    for path in profile_store.folder().iterdir():
-        content = json.loads(path.read_text())
-        assert content["format"] == 3
-        assert content["facts"]["pair"]["target"]["n_params"] > 0
