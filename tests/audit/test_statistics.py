@@ -53,7 +53,7 @@ def test_holms_adjustment_equals_the_reference() -> None:
 
 def test_energy_finds_other_texts_and_is_exact_for_few() -> None:
     found = energy_of([[1, 2, 3, 4]] * 12, [[4, 3, 2, 1]] * 12, [0] * 12)
-    assert found.p < 0.002
+    assert found.p <= 0.005
     assert found.effect > 0.5
     # Two pairs have four permutations: of these, two are as far apart as they are.
     assert energy_of([[1], [1]], [[2], [2]], [0, 0]).p == 0.5
@@ -65,7 +65,7 @@ def test_energy_ignores_the_difference_between_prompts() -> None:
     texts = [[100 * prompt + i for i in range(30)] for prompt in range(12)]
     assert energy_of(texts, texts, list(range(12))).p == 1.0
     plain, other = ([[*text, *end] for text in 2 * texts] for end in ((1, 2), (2, 1)))
-    assert energy_of(plain, other, 2 * list(range(12))).p < 0.002
+    assert energy_of(plain, other, 2 * list(range(12))).p <= 0.005
 
 
 def test_false_alarms_and_power_are_as_claimed() -> None:

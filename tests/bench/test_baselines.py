@@ -81,47 +81,31 @@ def test_all_that_are_there_and_why_others_are_not(build: Build) -> None:
 
 
 def test_a_folder_without_programs_is_an_error(build: Build) -> None:
-    warnings: list[str] = []
     with (
         pytest.raises(
             OptionError, match=r"no program to compare with in .*(.*\n)+.*no program llama-s"
         ),
-        _opened(build.folder, warnings),
+        _opened(build.folder, []),
     ):
         pass
-    with _opened(build.folder, warnings, wanted=[baselines.PYTHON_PLAIN]) as found:
+    with _opened(build.folder, [], wanted=[baselines.PYTHON_PLAIN]) as found:
         assert [each.name for each in found] == [baselines.PYTHON_PLAIN], "no program was wanted"
-    with _opened(None, warnings, draft=None) as found:
-        assert [each.name for each in found] == [baselines.PYTHON_PLAIN]
 
 
-def test_without_a_draft_there_are_those_without(build: Build) -> None:
-    warnings: list[str] = []
-    build.server()
-    with _opened(build.folder, warnings, draft=None, wanted=BASELINES[:2]) as found:
-        assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
-    assert all("needs a draft model" in line for line in warnings)
-
-
-def test_llama_cpp_python_has_one_adapter(build: Build, tmp_path: Path) -> None:
-    file = lora.write_lora(tmp_path / "lora.gguf", {"blk.0.attn_q.weight": (256, 256)})
-    wanted = [baselines.LLAMA_SERVER_PLAIN, baselines.PYTHON_PLAIN]
-    build.server()
-    for n, names in ((1, wanted), (2, wanted[:1])):
-        warnings: list[str] = []
-        adapters = (Adapter(file, 0.5),) * n
-        with _opened(build.folder, warnings, wanted, adapters=adapters) as found:
-            assert [each.name for each in found] == names
-    assert "applies one LoRA adapter (--lora), and several are given" in warnings[0]
-
-
-def test_a_draft_of_another_vocabulary_is_none_for_llama_cpp(build: Build, tmp_path: Path) -> None:
-    warnings: list[str] = []
+def test_models_that_only_some_programs_can_run(build: Build, tmp_path: Path) -> None:
     build.server()
     foreign = tiny.write_llama(tmp_path / "foreign.gguf")
-    with _opened(build.folder, warnings, draft=foreign, wanted=BASELINES[:2]) as found:
-        assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
-    assert all("refuses a draft of another vocabulary" in line for line in warnings)
+    file = lora.write_lora(tmp_path / "lora.gguf", {"blk.0.attn_q.weight": (256, 256)})
+    cases: list[tuple[dict[str, Any], Sequence[str], str]] = [
+        ({"draft": None}, BASELINES[1:], "needs a draft model"),
+        ({"draft": foreign}, BASELINES[1:], "refuses a draft of another vocabulary"),
+        ({"adapters": (Adapter(file, 0.5),) * 2}, BASELINES[:2], "one LoRA adapter"),
+    ]
+    for how, names, told in cases:
+        warnings: list[str] = []
+        with _opened(build.folder, warnings, **how) as found:
+            assert [each.name for each in found] == list(names)
+        assert told in "".join(warnings)
 
 
 def test_what_would_not_fit_is_left_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +175,6 @@ def test_contenders_of_baselines() -> None:
     assert [each.name for each in made] == ["a, T 0", "b, T 0", "a, T 0.8", "b, T 0.8"]
     assert made[3].options == {"top_k": 20, "temperature": 0.8}
     assert (made[3].program, made[3].model, made[3].baseline) == ("b", "baseline", "plain, T 0.8")
-    assert baseline_contenders(["a"], temperatures=[0])[0].baseline == "plain"
 
 
 def test_a_baseline_alternates_with_ours(engine: Engine) -> None:
@@ -233,18 +216,13 @@ def test_a_baseline_alternates_with_ours(engine: Engine) -> None:
     assert max(done) <= totals[0]
 
 
-def test_a_contender_without_its_program_is_left_out(engine: Engine) -> None:
-    experiment = _experiment([Prompt(id="1", turns=("It was",))], ["nobody"])
-    assert all(each.contender != "nobody" for each in measure(engine, experiment))
-
-
 def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
     warnings: list[str] = []
     build.server()
     with _opened(build.folder, warnings) as found:
         experiment = _experiment(
             [Prompt(id="1", turns=("It was",)), Prompt(id="2", turns=("He was not",))],
-            list(BASELINES),
+            [*BASELINES, "nobody"],
         )
         experiment = replace(experiment, n_runs=1)
         left_out: list[str] = []
@@ -254,6 +232,7 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
         }
     assert warnings == []
     assert left_out == []
+    assert "nobody" not in {contender for contender, _ in texts}, "its program is not open"
     server = texts[baselines.LLAMA_SERVER, "2"]
     assert (server.n_generated, list(server.tokens)) == (8, list(range(30, 38)))
     plain = texts["plain", "1"]

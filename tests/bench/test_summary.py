@@ -112,24 +112,11 @@ def test_texts_in_which_nothing_was_written_have_no_speedup() -> None:
     assert summary.summarize(two({}, {})) == []
 
 
-@pytest.mark.parametrize("n", [3, 40])
-def test_an_interval_covers_the_truth_as_often_as_it_says(n: int) -> None:
-    chance = np.random.default_rng(n)
-    truth, covered = math.log(1.3), 0
-    for _ in range(2000):
-        found = summary.ratio_of(list(chance.normal(truth, 0.2, n)))
-        assert found is not None
-        assert found.low is not None
-        assert found.high is not None
-        covered += math.log(found.low) < truth < math.log(found.high)
-    assert 0.93 < covered / 2000 < 0.97
-
-
-def test_an_interval_covers_what_other_prompts_would_give() -> None:
-    n_prompts, n_runs = 3, 3
+@pytest.mark.parametrize(("n_prompts", "n_runs"), [(3, 3), (40, 1)])
+def test_an_interval_covers_the_truth_as_often_as_it_says(n_prompts: int, n_runs: int) -> None:
     chance = np.random.default_rng(n_prompts)
     truth, covered = math.log(1.3), 0
-    for _ in range(2000):
+    for _ in range(1000):
         of_prompts = chance.normal(truth, 0.2, n_prompts)
         of_texts = of_prompts[:, None] + chance.normal(0, 0.03, (n_prompts, n_runs))
         logs = {(str(i), run): log for (i, run), log in np.ndenumerate(of_texts)}
@@ -138,7 +125,7 @@ def test_an_interval_covers_what_other_prompts_would_give() -> None:
         assert found.low is not None
         assert found.high is not None
         covered += math.log(found.low) < truth < math.log(found.high)
-    assert 0.93 < covered / 2000 < 0.97
+    assert 0.92 < covered / 1000 < 0.98
 
 
 def test_of_few_prompts_each_text_counts() -> None:
@@ -148,7 +135,7 @@ def test_of_few_prompts_each_text_counts() -> None:
 
 
 def test_a_row_adds_up_its_texts() -> None:
-    counts = {"n_drafted": 4, "n_rounds": 10, "joules": 20.0}
+    counts = {"n_drafted": 4, "n_rounds": 10}
     one = text("draft", rate=10, n_accepted=3, drafted_by_position=[3, 1], **counts)
     one = replace(one, accepted_by_position=[2, 1])
     other = text("draft", run=1, rate=20, n_accepted=1, drafted_by_position=[4], **counts)
@@ -161,7 +148,6 @@ def test_a_row_adds_up_its_texts() -> None:
     assert row.by_position == (3 / 7, 1)
     assert row.mean_length == 80 / 20
     assert row.ms_per_token == pytest.approx(1e3 * (4 + 2) / 80)
-    assert row.joules_per_token == 40 / 80
     assert (row.mean_seconds, row.first_token_seconds) == pytest.approx((3.5, 0.6))
 
 
@@ -228,15 +214,6 @@ def test_drift_is_reported(late: float, how: str) -> None:
     assert how in told[0]
 
 
-def test_plain_that_writes_nothing_has_no_drift() -> None:
-    results = quiet()
-    results.measurements = [
-        replace(each, n_generated=0) if each.prompt == "a" else each
-        for each in results.measurements
-    ]
-    assert not [each for each in summary.warnings_of(results) if each.startswith("drift")]
-
-
 def test_an_interruption_is_reported() -> None:
     (told,) = summary.warnings_of(replace(quiet(), interrupted=True))
     assert told.startswith("interrupted: texts are missing")
@@ -274,15 +251,6 @@ def test_texts_that_differ_from_plain_are_reported() -> None:
     assert summary.warnings_of(replace(results, contenders=warm)) == []  # drawn by chance
 
 
-def test_texts_without_their_tokens_are_not_compared() -> None:
-    results = quiet()
-    results.measurements = [
-        replace(each, tokens=[1, 2] if each.contender == "plain" else [])
-        for each in results.measurements
-    ]
-    assert summary.warnings_of(results) == []
-
-
 # Tables
 
 
@@ -312,8 +280,3 @@ def test_odd_names_stay_in_their_cells() -> None:
     assert len(lines) == 4
     assert {line.replace("\\|", "").count("|") for line in lines} == {len(whole.columns) + 1}
     assert 'a\\|b,"c" d' in lines[-1]
-
-
-def test_notes_and_titles_are_rendered() -> None:
-    shown = tables.to_markdown(tables.Table("A title", ["", "n"], [["x", "1"]], ["a note"]))
-    assert shown == "**A title**\n\n|  | n |\n| --- | ---: |\n| x | 1 |\n\na note\n"
