@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-import ggufspec
 from ggufspec.bench.experiment import contenders, own_prompts
 
 # Contenders
@@ -64,10 +62,3 @@ assert run.describe_machine()["cpu"]
 def test_the_benchmark_imports_without_posix_modules() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_package_does_not_import_its_tests() -> None:
-    package = Path(ggufspec.__file__).parent
-    sources = {path: path.read_text() for path in package.rglob("*.py")}
-    wrong = ("import tests", "from tests")
-    assert not [path for path, text in sources.items() if any(each in text for each in wrong)]
