@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,7 +19,6 @@ Item = TypeVar("Item")
 
 _FOLDER = Path(__file__).parent
 KINDS: Mapping[str, Sequence[str]] = read_toml(_FOLDER / "prompts.toml")
-_STEPS = (5, 3, 2, 1)  # number of places by which the order may rotate
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,7 @@ class Experiment:
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:
     """The items in the order of turn `turn`; over the turns, each item is first equally often."""
-    n = len(items)
-    step = next(step for step in _STEPS if math.gcd(step, n) == 1)
-    first = turn * step % n
+    first = turn % len(items)
     return [*items[first:], *items[:first]]
 
 
@@ -140,22 +136,12 @@ def spread(prompts: Sequence[Prompt], n_most: int | None) -> list[Prompt]:
 
 
 @dataclass(frozen=True)
-class PresetPair:
-    """Registered names of two models, and their names in the source's table."""
-
-    target: str
-    draft: str
-    target_label: str
-    draft_label: str
-
-
-@dataclass(frozen=True)
 class Preset:
     """A known experiment."""
 
     name: str
     about: str
-    pairs: Sequence[PresetPair]
+    pairs: Sequence[tuple[str, str, str, str]]  # target, draft: registered names, then the source's
     experiment: Experiment
     tables: Callable[[BenchResults], list[Table]]  # renders its results
     load: Mapping[str, Any]  # arguments of ggufspec.load
@@ -178,7 +164,7 @@ class Preset:
         return Preset(
             name=name,
             about=table["about"],
-            pairs=[PresetPair(*names) for names in table["pairs"]],
+            pairs=[tuple(names) for names in table["pairs"]],
             experiment=Experiment(competing, prompts, **table["experiment"]),
             tables=getattr(tables, table["table"]),
             load=table.get("load", {}),

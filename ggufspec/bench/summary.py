@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median, stdev
+from typing import Any
 
 from ggufspec.bench.records import BenchResults, Contender, Measurement, by_position
 
@@ -75,38 +76,42 @@ def summarize(results: BenchResults, category: str | None = None) -> list[Summar
 
 @dataclass(frozen=True)
 class RankedDraft:
-    """One of several drafts: its fastest contender at a temperature. Times are milliseconds."""
+    """One of several drafts: the summary of its fastest contender at a temperature."""
 
-    draft: str
-    contender: str
-    temperature: float
+    fastest: Summary
     speedup: Speedup
-    accepted: float | None
-    tokens_per_round: float
-    ms_per_step: float | None  # a token of the draft alone
+    ms_per_step: float | None  # milliseconds of a token of the draft alone
+
+    @property
+    def document(self) -> dict[str, Any]:
+        own = self.fastest.contender
+        return {
+            "draft": own.pair,
+            "contender": own.label,
+            "temperature": own.temperature,
+            "speedup": asdict(self.speedup),
+            "accepted": self.fastest.accepted,
+            "tokens_per_round": self.fastest.mean_length,
+            "ms_per_step": self.ms_per_step,
+        }
 
 
 def ranked_drafts(results: BenchResults) -> list[RankedDraft]:
     """The drafts of several pairs by temperature, fastest first; empty for a single pair."""
     made = summarize(results)
-    steps = {
-        (row.contender.pair, row.contender.temperature): row.ms_per_token
-        for row in made
-        if row.contender.model == "draft"
-    }
-    found: dict[tuple[str, float], RankedDraft] = {}
-    for row in made:
-        own, key = row.contender, (row.contender.pair, row.contender.temperature)
-        if own.model != "pair" or row.speedup is None:
-            continue
-        if key not in found or found[key].speedup.ratio < row.speedup.ratio:
-            found[key] = RankedDraft(
-                *(own.pair, own.label, own.temperature, row.speedup),
-                *(row.accepted, row.mean_length, steps.get(key)),
-            )
-    if len({pair for pair, _ in found}) < 2:
+    steps, found = {}, {}
+    for row in sorted(made, key=lambda row: row.speedup.ratio if row.speedup else 0.0):
+        key = (row.contender.temperature, row.contender.pair)
+        if row.contender.model == "draft":
+            steps[key] = row.ms_per_token
+        elif row.contender.model == "pair" and row.speedup:
+            found[key] = row, row.speedup
+    if len({pair for _, pair in found}) < 2:
         return []
-    return sorted(found.values(), key=lambda each: (each.temperature, -each.speedup.ratio))
+    ranked = [RankedDraft(*found[key], steps.get(key)) for key in found]
+    return sorted(
+        ranked, key=lambda each: (each.fastest.contender.temperature, -each.speedup.ratio)
+    )
 
 
 def log_ratios(

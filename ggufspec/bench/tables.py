@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import NormalDist, geometric_mean
 from typing import Any
 
@@ -54,17 +55,17 @@ def ranking(results: BenchResults) -> Table | None:
     rows = []
     for each in made:
         cells = {
-            "fastest with": each.contender,
+            "fastest with": each.fastest.contender.label,
             "speed-up": f"{each.speedup.ratio:.2f}",
             "95 % interval": interval(each.speedup),
-            "accepted": share_cell(each.accepted),
-            "tokens/round": f"{each.tokens_per_round:.2f}",
+            "accepted": acceptance_cell(each.fastest),
+            "tokens/round": f"{each.fastest.mean_length:.2f}",
             "ms/step": NONE if each.ms_per_step is None else f"{each.ms_per_step:.2f}",
         }
-        rows.append((each.draft, cells))
+        rows.append((each.fastest.contender.pair, cells))
     notes = [
-        _fastest([each for each in made if each.temperature == temperature])
-        for temperature in dict.fromkeys(each.temperature for each in made)
+        f"Temperature {temperature:g}: {_fastest(list(drafts))}."
+        for temperature, drafts in groupby(made, lambda each: each.fastest.contender.temperature)
     ]
     return _grid("Drafts, the fastest first", "draft", rows, notes)
 
@@ -72,11 +73,15 @@ def ranking(results: BenchResults) -> Table | None:
 def _fastest(drafts: Sequence[RankedDraft]) -> str:
     best, *others = drafts
     if best.speedup.ratio <= 1:
-        return f"Temperature {best.temperature:g}: no draft is faster than plain decoding."
+        return "no draft is faster than plain decoding"
     low = best.speedup.low
-    close = [each.draft for each in others if low is None or (each.speedup.high or math.inf) > low]
+    close = [
+        each.fastest.contender.pair
+        for each in others
+        if low is None or (each.speedup.high or math.inf) > low
+    ]
     doubt = f"; not shown to be faster than {', '.join(close)}" if close else ""
-    return f"Temperature {best.temperature:g}: {best.draft} is the fastest{doubt}."
+    return f"{best.fastest.contender.pair} is the fastest{doubt}"
 
 
 def positions(results: BenchResults) -> Table | None:
@@ -219,11 +224,7 @@ def speedup_cell(row: Summary | None) -> str:
 
 
 def acceptance_cell(row: Summary | None) -> str:
-    return share_cell(row.accepted if row is not None else None)
-
-
-def share_cell(share: float | None) -> str:
-    return NONE if share is None else f"{share:.1%}"
+    return NONE if row is None or row.accepted is None else f"{row.accepted:.1%}"
 
 
 def to_markdown(table: Table) -> str:

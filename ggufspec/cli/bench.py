@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -320,7 +319,7 @@ def _save(results: BenchResults, path: Path | None) -> None:
     from ggufspec.bench.summary import ranked_drafts
 
     if path is not None:
-        ranking = [asdict(each) for each in ranked_drafts(results)]
+        ranking = [each.document for each in ranked_drafts(results)]
         document = {**results.to_document(), "ranking": ranking}
         write_file(path, json.dumps(document).encode() + b"\n")
 

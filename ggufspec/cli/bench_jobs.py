@@ -261,17 +261,17 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
             draft_name = own_name or (Path(paths[1]).name if paths[1] else "")
             jobs.append(job(paths, plain(paths[0].name), plain(draft_name)))
         return jobs, f"{name}, on the given pair{'s' if len(jobs) > 1 else ''}"
-    files = {name: locate(name) for pair in chosen.pairs for name in (pair.target, pair.draft)}
+    files = {name: locate(name) for pair in chosen.pairs for name in pair[:2]}
     _report_missing(chosen, [name for name, found in files.items() if found is None])
     jobs = [
-        job((target[0], draft[0]), pair.target_label, pair.draft_label)
-        for pair in chosen.pairs
-        if (target := files[pair.target]) and (draft := files[pair.draft])
+        job((target[0], draft[0]), *labels)
+        for target_name, draft_name, *labels in chosen.pairs
+        if (target := files[target_name]) and (draft := files[draft_name])
     ]
     if jobs:
         return jobs, chosen.about.rstrip(".")
     stand_in, its_draft = options.pair.find()
-    for is_own_draft in dict.fromkeys(pair.target == pair.draft for pair in chosen.pairs):
+    for is_own_draft in dict.fromkeys(target == draft for target, draft, *_ in chosen.pairs):
         paths = (stand_in, stand_in if is_own_draft else its_draft)
         jobs.append(job(paths, "stand-in", "itself" if is_own_draft else "its draft"))
     return jobs, f"{name}, NOT on the models that it names, but on {_about_stand_in(options.pair)}"

@@ -55,9 +55,9 @@ def drafts(**of: float) -> BenchResults:
 
 def test_drafts_are_ranked_by_their_speedup() -> None:
     found = summary.ranked_drafts(drafts(slow=1.1, fast=1.6, none=0.9))
-    assert [each.draft for each in found] == ["fast", "slow", "none"]
+    assert [each.document["draft"] for each in found] == ["fast", "slow", "none"]
     assert found[0].speedup.ratio == pytest.approx(1.6, rel=0.02)
-    assert found[0].contender == "draft 3"
+    assert found[0].document["contender"] == "draft 3"
     plain_ms = 1e3 * sum(1 / rate for rate in rates(50).values()) / len(rates(50))
     assert found[0].ms_per_step == pytest.approx(plain_ms)
     assert summary.ranked_drafts(drafts(only=1.6)) == []
