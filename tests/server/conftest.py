@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
+from server.dialects import CALL, HELLO, TEMPLATE, TOOL
 from serving import Live, serving
 
 import ggufspec
@@ -52,3 +53,16 @@ def endless_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def endless(endless_file: Path) -> Iterator[Engine]:
     with ggufspec.load(endless_file, n_threads=1, n_ctx=LONG, tuned=False) as engine:
         yield engine
+
+
+@pytest.fixture(scope="package")
+def caller(chat_pair: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Reasons, says something and calls a tool twice, if it is asked HELLO with TOOL."""
+    n_prompt = len(chat_pair.render(HELLO, TEMPLATE, tools=[TOOL]))
+    script = tiny.BPE.spell(f"<think>So é</think>I say\n{CALL}\n{CALL}")
+    how: dict[str, Any] = {"n_prompt": n_prompt, "vocab": tiny.BPE, "n_ctx_train": 1024}
+    path = tmp_path_factory.mktemp("models") / "caller.gguf"
+    script.append(tiny.BPE.id_of("<|im_end|>"))
+    tiny.write_timed(path, script, chat_template=TEMPLATE, **how)
+    with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as running:
+        yield running
