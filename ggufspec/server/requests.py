@@ -12,6 +12,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama.vocab import Vocab
+from ggufspec.server.errors import ApiError
 from ggufspec.server.events import Echo, ParsedRequest
 from ggufspec.server.formats.chat_format import format_of
 from ggufspec.server.formats.deltas import ChatParser
@@ -62,7 +63,7 @@ class AnswerPlan(NamedTuple):
 def parse_request(
     body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
 ) -> ParsedRequest:
-    """Raises PromptError, OptionError."""
+    """Raises PromptError, OptionError, ApiError."""
     n, n_top, echoed, plan = body.n or 1, None, None, AnswerPlan()
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
@@ -318,23 +319,22 @@ def _constraint_of(body: GenerationBody) -> dict[str, object]:
 
 
 def _schema_of(form: ResponseFormat) -> dict[str, Any] | None:
-    """The schema of a response format; None: any text. Raises OptionError."""
-    if (form.json_schema and form.type != "json_schema") or (
-        form.schema_ and form.type != "json_object"
-    ):
-        raise OptionError(
-            f"response_format of type {form.type!r} has no such schema; send it as json_schema: "
-            "{schema: {...}} of type 'json_schema'"
-        )
-    if form.type == "json_object":
-        return form.schema_ or _OBJECT
-    if form.type == "text":
+    """The schema of a response format; None: any text. Raises ApiError."""
+    if form.type == "text" and not (form.json_schema or form.schema_):
         return None
-    if form.json_schema is None or form.json_schema.schema_ is None:
-        raise OptionError(
-            "response_format 'json_schema' has no schema; send it as json_schema: {schema: {...}}"
-        )
-    return form.json_schema.schema_
+    if form.type == "json_object" and not form.json_schema:
+        return form.schema_ or _OBJECT
+    schema = form.json_schema and form.json_schema.schema_
+    if form.type == "json_schema" and schema is not None and not form.schema_:
+        return schema
+    problem = "no schema" if form.type == "json_schema" and not form.schema_ else "no such schema"
+    raise ApiError(  # with a code of its own: else its words would be taken for names of options
+        400,
+        f"response_format of type {form.type!r} has {problem}; send it as json_schema: "
+        "{schema: {...}} of type 'json_schema'",
+        param="response_format",
+        code="invalid_format",
+    )
 
 
 def check_scales(asked: Sequence[AdapterScale], engine: Engine) -> None:
