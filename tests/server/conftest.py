@@ -66,3 +66,12 @@ def caller(chat_pair: Engine, tmp_path_factory: pytest.TempPathFactory) -> Itera
     tiny.write_timed(path, script, chat_template=TEMPLATE, **how)
     with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as running:
         yield running
+
+
+@pytest.fixture(scope="package")
+def forced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Random weights, whose calls a grammar forces."""
+    path = tmp_path_factory.mktemp("models") / "forced.gguf"
+    tiny.write_llama(path, vocab=tiny.BPE, chat_template=TEMPLATE, n_ctx_train=8192)
+    with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as running:
+        yield running

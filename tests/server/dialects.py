@@ -24,11 +24,10 @@ TEMPLATE = (
     )
 )
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-SCHEMA: dict[str, Any] = {
+SCHEMA: dict[str, Any] = {  # in the order, and with the keys, that Ollama's client sends
     "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
     "required": ["city", "days"],
-    "additionalProperties": False,
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
 }
 FUNCTION: dict[str, Any] = {"name": "weather", "parameters": SCHEMA}
 TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
