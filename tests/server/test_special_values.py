@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
-import pytest
 from serving import Live, serving
 
 from ggufspec.engine.engine import Engine
 
 FULL: dict[str, Any] = {"echo": True, "logprobs": 0}
-
-
-@pytest.mark.parametrize(
-    ("path", "limit"),
-    [
-        ("/v1/completions", {"max_tokens": 0}),
-        ("/v1/completions", {"n_predict": 0, "stream": True}),
-        ("/v1/chat/completions", {"max_completion_tokens": 0}),
-        ("/v1/messages", {"max_tokens": 0}),
-        ("/v1/responses", {"max_output_tokens": 0}),
-        ("/api/chat", {"options": {"num_predict": 0}}),
-    ],
-)
-def test_with_a_limit_of_0_the_prompt_is_only_cached(
-    live: Live, path: str, limit: dict[str, Any]
-) -> None:
-    text = f"a prompt that only {path} has seen, with {limit}"
-    asked = {
-        "/v1/completions": {"prompt": text},
-        "/v1/responses": {"input": text},
-    }.get(path, {"messages": [{"role": "user", "content": text}]})
-    names = ("prompt_tokens_total", "prompt_tokens_reused_total", "generated_tokens_total")
-    found = [[live.metric(name) for name in names]]
-    for _ in range(2):
-        response = live.post(path, **asked, **limit)
-        assert response.status_code == 200, response.text
-        found.append([live.metric(name) for name in names])
-    (n_prompt, n_first, n_written), (_, n_second, _) = (
-        [after - before for before, after in zip(*pair, strict=True)] for pair in pairwise(found)
-    )
-    assert n_written == 0
-    assert n_first < n_second == n_prompt - 1
 
 
 def test_a_prompt_that_fills_the_context_can_be_scored(live: Live) -> None:
@@ -84,15 +50,3 @@ def test_an_empty_prompt_is_the_token_that_begins_a_text(endless: Engine) -> Non
             assert all(len(choice["text"]) == 2 for choice in body["choices"])
         body = live.ok("/v1/completions", prompt="", max_tokens=0, echo=True, logprobs=0)
         assert body["usage"]["prompt_tokens"] == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "name"), [("/v1/completions", "stop"), ("/v1/messages", "stop_sequences")]
-)
-@pytest.mark.parametrize("stops", [[], [""], ["", "never seen"]])
-def test_empty_stop_strings_are_left_out(
-    live: Live, path: str, name: str, stops: list[str]
-) -> None:
-    prompt = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
-    own = {key: prompt[key] for key in ("messages" if "messages" in path else "prompt",)}
-    assert live.post(path, **own, max_tokens=4, **{name: stops}).status_code == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,27 +10,8 @@ import tiny
 from serving import Live, events_of, serving
 
 import ggufspec
-from ggufspec.engine.engine import Engine
 
-TURN: list[Any] = [{"role": "user", "content": "hello"}]
-THINKING = "{# <think> </think> #}" + tiny.CHATML.replace(
-    "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"
-)
-REASONING, ANSWER = "So I say\n", "Yes, é."
-TEXT = f"{REASONING}</think>\n\n{ANSWER}"
 WIDE = "é日本ok"
-
-
-@pytest.fixture(scope="module")
-def thinker(chat_pair: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Reasons before it answers TURN."""
-    path: Path = tmp_path_factory.mktemp("models") / "thinker.gguf"
-    script = [*tiny.BPE.spell(TEXT), tiny.BPE.id_of("<|im_end|>")]
-    n_prompt = len(chat_pair.render(TURN, THINKING))
-    how: dict[str, Any] = {"n_prompt": n_prompt, "vocab": tiny.BPE, "n_ctx_train": 512}
-    tiny.write_timed(path, script, chat_template=THINKING, **how)
-    with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
-        yield live
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +21,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     tiny.write_timed(path, tiny.SPM.spell(WIDE), n_prompt=2)
     with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
         yield live
-
-
-@pytest.mark.parametrize("n_draft", [0, 1, 3, 8])
-@pytest.mark.parametrize("stop", [None, "\n\nUser"])
-def test_reasoning_has_one_number_of_tokens(thinker: Live, n_draft: int, stop: str | None) -> None:
-    drafted = {"type": "content", "content": TEXT}
-    asked = {"temperature": 0, "draft_n": n_draft, "prediction": drafted, "stop": stop}
-    wanted = len(tiny.BPE.spell(REASONING.rstrip()))
-    chat = thinker.ok("/v1/chat/completions", messages=TURN, **asked)
-    assert chat["choices"][0]["message"]["content"] == ANSWER
-    assert (chat["timings"]["draft_n_accepted"] > 0) == (n_draft > 0)
-    assert chat["usage"]["completion_tokens_details"]["reasoning_tokens"] == wanted
-    logprobs = {"include": ["message.output_text.logprobs"], **asked}
-    items = thinker.ok("/v1/responses", input=TURN, **logprobs)
-    assert items["usage"]["output_tokens_details"]["reasoning_tokens"] == wanted
-    tokens = items["output"][1]["content"][0]["logprobs"]
-    assert b"".join(bytes(each["bytes"]) for each in tokens).decode() == ANSWER
 
 
 def test_places_count_characters_that_are_whole(wide: Live) -> None:
