@@ -27,12 +27,9 @@ def test_a_lossless_pair_passes_and_a_seed_repeats_the_report(pair: Engine) -> N
     report = audit(pair, PROMPTS, SMALL, progress=lambda *told: heard.append(told))
     assert report.differences == ()
     assert report.verdict.startswith("No difference was found; a mean shift of 0.2")
-    assert report.rule is not None
     assert report.rule.n_positions == 8
-    assert report.batch is not None
     assert report.batch.n_positions == 6 * 12
     sequences = report.sequences
-    assert sequences is not None
     assert sequences.n_tokens_plain == sequences.n_tokens_speculative == 6 * 12
     assert 0 < sequences.n_accepted < sequences.n_drafted
     assert len(sequences.tests) == 5
@@ -51,7 +48,6 @@ def test_texts_that_end_early_pass(pair: Engine) -> None:
     hot = replace(SMALL, n_tokens=60, options=options)
     report = audit(pair, PROMPTS, hot)
     assert report.differences == ()
-    assert report.sequences is not None
     assert 0 < report.sequences.n_tokens_plain < 6 * 60
 
 

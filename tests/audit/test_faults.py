@@ -38,7 +38,6 @@ def embedded() -> Iterator[Engine]:
 def test_a_lossy_rule_is_found_by_its_distribution(pair: Engine, plant: Plant) -> None:
     plant(lossy(1.3))
     report = audit(pair, PROMPTS, SMALL)
-    assert report.rule is not None
     assert report.rule.found
     assert "the next-token distribution of rule rejection is off by" in report.verdict
 
@@ -52,7 +51,6 @@ def test_a_rule_that_is_lossy_for_siblings_only_is_found(pair: Engine, plant: Pl
 
     plant(rule)
     report = audit(pair, PROMPTS, replace(SMALL, tree="auto"))
-    assert report.rule is not None
     assert report.rule.found
 
 
@@ -72,7 +70,6 @@ def test_a_target_that_reads_a_tree_as_a_chain_is_found(
     monkeypatch.setattr(LlamaSession, "score", score)
     for tree, is_found in (("auto", True), ("off", False)):
         report = audit(pair, PROMPTS, replace(SMALL, n_runs=2, tree=tree))
-        assert report.batch is not None
         assert report.batch.found is is_found
 
 
@@ -80,7 +77,6 @@ def test_a_lossy_rule_is_found_by_its_texts(embedded: Engine, plant: Plant) -> N
     """Accepting twice as often shifts by about 0.08; 0.050 is found with 90 % power here."""
     plant(lossy(2.0))
     report = audit(embedded, PROMPTS, LARGE)
-    assert report.sequences is not None
     shift = report.sequences.tests[0]
     assert shift in report.sequences.found
     assert shift.effect < 0  # towards what the draft prefers
@@ -99,9 +95,7 @@ def test_plain_texts_do_not_depend_on_the_audited_rule(pair: Engine, plant: Plan
 
     plant(sharpened)
     report = audit(pair, PROMPTS, replace(SMALL, n_runs=12))
-    assert report.rule is not None
     assert report.rule.found
-    assert report.sequences is not None
     assert report.sequences.found
 
 
@@ -135,7 +129,6 @@ def test_a_batch_that_computes_something_else_is_found(
 ) -> None:
     monkeypatch.setattr(scoring, "logits", batches_off_by(0.3))
     report = audit(pair, PROMPTS, replace(SMALL, n_runs=2))
-    assert report.batch is not None
     assert report.batch.found
     assert "batches change the target's distribution" in report.verdict
 
@@ -146,7 +139,6 @@ def test_of_batches_that_round_coarsely_only_larger_faults_are_found(
 ) -> None:
     few = replace(LARGE, n_runs=2)
     report = audit(embedded, PROMPTS[:3], few)
-    assert report.batch is not None
     assert 0.01 < report.batch.median < 2 * report.batch.rounding
     assert any(each.gap > LARGE.near_tie for each in report.greedy.divergences)
     assert report.differences == ()
@@ -157,7 +149,6 @@ def test_of_batches_that_round_coarsely_only_larger_faults_are_found(
     with monkeypatch.context() as patched:
         patched.setattr(scoring, "logits", batches_off_by(2.0))
         report = audit(embedded, PROMPTS[:1], few)
-        assert report.batch is not None
         assert report.batch.found
     plant(second)
     report = audit(embedded, PROMPTS[:3], replace(SMALL, options={"temperature": 0.0}))

@@ -87,7 +87,6 @@ def test_acceptance_is_shown_of_auto_and_of_lengths_far_apart() -> None:
 def test_the_timeline_has_the_best_and_plain_for_the_same_prompt() -> None:
     results = measured.lively()
     race = plot_data.timelines(results)
-    assert race is not None
     assert race.plain.name == "plain"
     assert race.best.name == "draft 3"  # a pass over four is cheap
     for written in (race.plain, race.best):

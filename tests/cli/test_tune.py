@@ -196,7 +196,6 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
     chosen = document["chosen"]
     assert (chosen["n_threads"], chosen["flash_attention"]) == (2, "off")
     with ggufspec.load(target, draft) as engine:
-        assert engine.pair.draft is not None
         assert engine.pair.target.n_threads == chosen["n_threads"]
         assert engine.pair.draft.n_threads == chosen["n_threads_draft"]
         assert engine.pair.target.options.flash_attention == "off"
@@ -205,7 +204,6 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
         assert batches == (min(chosen["n_batch"], most), min(chosen["n_batch_draft"], most))
         assert chosen["n_batch"] < 512, "halves are tried"
         document = profile_store.recall(profile_key(engine.pair.target, engine.pair.draft))
-    assert document is not None
     assert (document["settings"], document["measured"]) == (chosen, "tune")
     costs = CostModel.of_document(document["costs"]).resized(5)
     assert costs.curve[0] > 0
@@ -224,7 +222,6 @@ def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, dr
     profile_store.remember(known, {**learned, "measured": "run"})
     assert tune(*given).code == 0
     document = profile_store.recall(known)
-    assert document is not None
     assert (document["acceptance"], document["measured"]) == (learned["acceptance"], "tune")
     assert document["costs"] != learned["costs"]
 
