@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from ggufspec.audit.statistics import Test
 from ggufspec.common import defaults, validate
@@ -60,33 +63,29 @@ class AuditOptions:
 
 
 @dataclass(frozen=True)
-class BatchDistributions:
-    """Distances (total variation) of the target's distributions in batches and token by token."""
+class Distances:
+    """Total variation distances of next-token distributions from the target's, token by token.
+
+    They are the target's own in batches, or those of the rule's next token.
+    """
 
     n_positions: int
     median: float
     largest: float
-    rounding: float  # the median distance in batches of a prompt, without a draft
+    # Due to numerical error: median distance in batches of a prompt, or largest of the integral.
+    resolution: float
+    found: bool  # whether the difference is more than numerical error
 
-    @property
-    def found(self) -> bool:
-        """Whether the difference is more than rounding."""
-        return self.median > max(BATCH_TOLERANCE, ROUNDING_FACTOR * self.rounding)
+    @staticmethod
+    def of_batches(distances: Sequence[float], roundings: Sequence[float]) -> Distances:
+        median, rounding = float(np.median(distances)), float(np.median(roundings))
+        found = median > max(BATCH_TOLERANCE, ROUNDING_FACTOR * rounding)
+        return Distances(len(distances), median, max(distances), rounding, found)
 
-
-@dataclass(frozen=True)
-class RuleDistributions:
-    """Total variation distances between the rule's next-token distribution and the target's."""
-
-    n_positions: int
-    median: float
-    largest: float
-    resolution: float  # the largest numerical error of these distances
-
-    @property
-    def found(self) -> bool:
-        """Whether the difference is more than the numerical error."""
-        return self.largest > 3 * self.resolution + RULE_TOLERANCE
+    @staticmethod
+    def of_rule(n_positions: int, errors: Sequence[float], resolution: float) -> Distances:
+        found = max(errors) > 3 * resolution + RULE_TOLERANCE
+        return Distances(n_positions, float(np.median(errors)), max(errors), resolution, found)
 
 
 @dataclass(frozen=True)
@@ -142,8 +141,8 @@ class AuditReport:
 
     settings: AuditOptions
     n_prompts: int
-    batch: BatchDistributions | None
-    rule: RuleDistributions | None
+    batch: Distances | None
+    rule: Distances | None
     sequences: Sequences | None
     greedy: Greedy
 
@@ -159,7 +158,7 @@ class AuditReport:
         if self.batch is not None and self.batch.found:
             found.append(
                 f"batches change the target's distribution by {self.batch.median:.2g} or more at "
-                f"half of all positions, rounding alone by {self.batch.rounding:.2g}"
+                f"half of all positions, rounding alone by {self.batch.resolution:.2g}"
             )
         if self.sequences is not None and (tests := self.sequences.found):
             names = ", ".join(f"{test.name} (p = {test.p_holm:.1g})" for test in tests)

@@ -13,10 +13,9 @@ from ggufspec.audit import statistics as stats
 from ggufspec.audit.report import (
     AuditOptions,
     AuditReport,
-    BatchDistributions,
+    Distances,
     Divergence,
     Greedy,
-    RuleDistributions,
     Sequences,
 )
 from ggufspec.audit.statistics import Distribution, Floats, Test
@@ -140,7 +139,7 @@ class _Audit:
             self._report("Generating at temperature 0", i + 1, len(prompts))
         return Greedy(len(prompts), near_tie, tuple(divergences))
 
-    def sequences(self) -> tuple[Sequences, BatchDistributions, list[_Pair]]:
+    def sequences(self) -> tuple[Sequences, Distances, list[_Pair]]:
         """Sample texts both ways and test them; also returns pairs of distributions for `rule`."""
         n_runs = self._settings.n_runs
         plain, speculative = _TextSet(), _TextSet()
@@ -163,11 +162,10 @@ class _Audit:
                     roundings += self._rounding(prompt, text[: len(kept)])
                 pairs += [stats.likeliest(*pair) for pair in kept if pair[1].any()]
             self._report("Generating texts both ways", i + 1, n_runs)
-        median, rounding = (float(np.median(each)) for each in (distances, roundings))
-        batch = BatchDistributions(len(distances), median, max(distances), rounding)
+        batch = Distances.of_batches(distances, roundings)
         return self._test(plain, speculative), batch, self._choose(pairs)
 
-    def rule(self, pairs: list[_Pair]) -> RuleDistributions:
+    def rule(self, pairs: list[_Pair]) -> Distances:
         """Integrate the rule over uniforms and drafted tokens; with trees, also two siblings."""
         verify = rules.rule(self._settings.verify)
         found = []
@@ -177,8 +175,7 @@ class _Audit:
                 found.append(stats.rule_error(verify, *probs, n_siblings))
             self._report("Testing the rule", i, len(pairs))
         errors, resolutions = zip(*found, strict=True)
-        median = float(np.median(errors))
-        return RuleDistributions(len(pairs), median, max(errors), max(resolutions))
+        return Distances.of_rule(len(pairs), errors, max(resolutions))
 
     def _generate(
         self, prompt: list[int], texts: _TextSet, drafter: str, seed: int, *, greedy: bool = False

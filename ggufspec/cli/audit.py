@@ -119,15 +119,13 @@ def command(
 
 def _print_report(report: AuditReport) -> None:
     if (batch := report.batch) is not None and (rule := report.rule) is not None:
-        name = f"rule {report.settings.verify} vs. target"
-        compared = (
-            ("target: batches vs. single tokens", batch, batch.rounding),
-            (name, rule, rule.resolution),
-        )
-        rows = [
-            [name, f"{of.median:.1g}", f"{of.largest:.1g}", str(of.n_positions), f"{least:.1g}"]
-            for name, of, least in compared
-        ]
+        rows = []
+        for name, of in (
+            ("target: batches vs. single tokens", batch),
+            (f"rule {report.settings.verify} vs. target", rule),
+        ):
+            found = [f"{each:.1g}" for each in (of.median, of.largest, of.resolution)]
+            rows.append([name, *found[:2], str(of.n_positions), found[2]])
         header = ["Next-token distributions", "median", "largest", "positions", "resolution"]
         render.echo_table(header, rows)
         render.echo(

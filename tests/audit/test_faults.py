@@ -139,7 +139,7 @@ def test_of_batches_that_round_coarsely_only_larger_faults_are_found(
 ) -> None:
     few = replace(LARGE, n_runs=2)
     report = audit(embedded, PROMPTS[:3], few)
-    assert 0.01 < report.batch.median < 2 * report.batch.rounding
+    assert 0.01 < report.batch.median < 2 * report.batch.resolution
     assert any(each.gap > LARGE.near_tie for each in report.greedy.divergences)
     assert report.differences == ()
 
