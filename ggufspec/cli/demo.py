@@ -10,7 +10,7 @@ import click
 from ggufspec.cli import compare, shared
 
 _SHOWN: Final = (
-    *("size", "cache_dir", "n_draft", "max_tokens", "temperature", "seed", "n_threads"),
+    *("size", "cache_dir", "n_draft", "max_tokens", "n_threads"),
     *("speed", "record", "color", "as_json", "verbose"),
 )
 
