@@ -170,13 +170,6 @@ def _experiment(prompts: Sequence[Prompt], names: Sequence[str], n_runs: int = 2
     return Experiment(made, prompts, n_runs=n_runs, n_tokens=8, n_warm_up=4, seed=7)
 
 
-def test_contenders_of_baselines() -> None:
-    made = baseline_contenders(["a", "b"], temperatures=[0, 0.8], sampling={"top_k": 20})
-    assert [each.name for each in made] == ["a, T 0", "b, T 0", "a, T 0.8", "b, T 0.8"]
-    assert made[3].options == {"top_k": 20, "temperature": 0.8}
-    assert (made[3].program, made[3].model, made[3].baseline) == ("b", "baseline", "plain, T 0.8")
-
-
 def test_a_baseline_alternates_with_ours(engine: Engine) -> None:
     runner = FakeRunner(engine.tokenize("the unknown"))
     warnings: list[str] = []
@@ -208,6 +201,7 @@ def test_a_baseline_alternates_with_ours(engine: Engine) -> None:
     assert first.tokens == engine.tokenize("It was")
     assert (first.sampling.top_k, first.sampling.temperature) == (20, 0)
     assert (first.ignore_eos, first.n_tokens) == (True, 8)
+    assert experiment.contenders[-1].baseline == "plain"
     said = 8 * engine.vocab.piece(30).decode()
     assert second.tokens == engine.tokenize(f"It was\n{said}\nAnd then"), "after its own reply"
     assert runner.requests[-1].seed != first.seed, "the second run has another seed"

@@ -70,16 +70,6 @@ def test_every_contender_has_every_place() -> None:
             assert len({key.contender for key in order[place::n]}) == n
 
 
-def test_the_contenders_alternate_for_each_prompt() -> None:
-    order = list(experiment([HELLO, WORLD]).order())
-    n = len(OURS)
-    for start in range(0, len(order), n):
-        turn = order[start : start + n]
-        assert {key.contender for key in turn} == {each.name for each in OURS}
-        assert len({(key.prompt, key.run) for key in turn}) == 1
-    assert order[0].contender != order[n].contender
-
-
 # Texts
 
 

@@ -13,9 +13,7 @@ import pytest
 from measured import text, two
 
 from ggufspec.bench import summary, tables
-from ggufspec.bench.records import BenchResults, Contender, FirstDifference, Measurement
-from ggufspec.decoding.stats import summarize
-from ggufspec.decoding.types import Round
+from ggufspec.bench.records import BenchResults, Contender, FirstDifference
 
 Rates = Mapping[tuple[str, int], float]
 PROMPTS, RUNS = ("a", "b", "c"), 3
@@ -141,29 +139,6 @@ def test_a_row_adds_up_its_texts() -> None:
     assert row.mean_length == 80 / 20
     assert row.ms_per_token == pytest.approx(1e3 * (4 + 2) / 80)
     assert (row.mean_seconds, row.first_token_seconds) == pytest.approx((3.5, 0.6))
-
-
-def test_statistics_of_the_engine_are_summarized() -> None:
-    rounds = [Round([0] * 4, 3, 3, 0.25, 0.5, 0.125)] * 2
-    counts = {"n_prompt": 5, "n_prompt_reused": 2, "n_generated": 8}
-    texts = [
-        Measurement.of_stats(
-            summarize(
-                rounds,
-                **counts,
-                prompt_seconds=1.0,
-                generation_seconds=each,
-                threads={"target": {2: 1.5}, "draft": {1: 0.5}},
-            ),
-            "fast",
-            "",
-            run,
-        )
-        for run, each in enumerate((4.0, 2.0, 8.0))
-    ]
-    found = summary.summary_of(Contender("fast", {}), texts)
-    assert (found.median, found.low, found.high) == (2.0, 1.0, 4.0)
-    assert (found.accepted, found.mean_length) == (1.0, 4.0)
 
 
 # Warnings
