@@ -278,9 +278,7 @@ class _Audit:
             tests.append(stats.kolmogorov_smirnov(f"KS distance, by {order}", *columns, each))
         n_texts = min(len(plain.texts), _N_WHOLE_TEXTS)
         profiles = stats.text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]])
-        prompts = np.arange(n_texts) % len(self._prompts)
-        name = "energy distance of whole texts"
-        tests.append(stats.energy(name, profiles, prompts, self._labels))
+        tests.append(stats.energy("energy distance of whole texts", profiles, self._labels))
         n_tokens = len(plain.quantiles), len(speculative.quantiles)
         return Sequences(
             n_texts=len(plain.texts),

@@ -185,26 +185,21 @@ def text_profiles(texts: Sequence[Sequence[int]]) -> Floats:
 def energy(
     name: str,
     profiles: Floats,
-    prompts: NDArray[np.int64],
     rng: np.random.Generator,
     n_permutations: int = N_PERMUTATIONS,
 ) -> Test:
     """Tests the energy distance of plain and speculative texts by swapping the texts of pairs.
 
-    `profiles` (2 n, n_features): of n plain, then of n speculative texts. `prompts` (n): the prompt
-    of each pair of texts. If both kinds have the same distribution, a pair may be swapped, so the
-    p-value is exact for any number and length of texts. The effect is the distance minus the mean
-    over all permutations. Szekely and Rizzo, https://doi.org/10.1016/j.jspi.2013.03.018
+    `profiles` (2 n, n_features): of n plain, then of n speculative texts of the same prompts. If
+    both kinds have the same distribution, a pair may be swapped, so the p-value is exact for any
+    number and length of texts. The effect is the distance minus the mean over all permutations.
+    Szekely and Rizzo, https://doi.org/10.1016/j.jspi.2013.03.018
     """
-    n = len(prompts)
+    n = len(profiles) // 2
     if n < 2:
         return Test(name, 0.0, None, None, 1.0, 1.0)
-    centred = profiles.copy()  # without what texts of one prompt have in common
-    for prompt in np.unique(prompts):
-        of_prompt = np.tile(prompts == prompt, 2)
-        centred[of_prompt] -= centred[of_prompt].mean(axis=0)
-    squares = (centred**2).sum(axis=1)
-    distances = squares[:, None] + squares[None, :] - 2 * centred @ centred.T
+    squares = (profiles**2).sum(axis=1)
+    distances = squares[:, None] + squares[None, :] - 2 * profiles @ profiles.T
     np.sqrt(np.maximum(distances, 0), out=distances)
 
     def distance(plain: NDArray[np.int64], speculative: NDArray[np.int64], axis: int) -> Floats:

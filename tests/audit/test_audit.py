@@ -133,6 +133,8 @@ def test_an_audit_needs_a_draft_and_room_for_it(pair: Engine, paths: tuple[Path,
     alone = ggufspec.load(paths[0], n_threads=1)
     with alone, pytest.raises(OptionError, match="needs a draft model"):
         audit(alone, PROMPTS, SMALL)
+    few = audit(pair, PROMPTS, replace(SMALL, n_runs=1, n_tokens=2))
+    assert "there are too few texts to find one" in few.verdict
     with pytest.raises(OptionError, match="loaded for at most 4"):
         audit(pair, PROMPTS, replace(SMALL, n_draft=5))
 

@@ -142,7 +142,7 @@ def test_results_of_another_benchmark_are_not_resumed(
         (("--resume",), "name it with --json"),
         (("--plot", "out.pdf"), "name a file with the suffix"),
         (("--preset", "gpt2", "--draft-n", "3"), "--preset gpt2 sets --draft-n itself"),
-        (("--preset", "gpt2", "--grammar-file", "mine.json"), "--preset gpt2 sets --grammar-file"),
+        (("--preset", "gpt2", "--regex-file", "mine.json"), "--preset gpt2 sets --regex-file"),
         (("--against", "llama.cpp", "--rpc", "127.0.0.1:50052"), "cannot be combined with --rpc"),
         (("--prompts", "mine.json"), "not both"),
         (("--against", "llama.cpp", "--llama-bin", "."), "there is no program llama-server"),

@@ -91,7 +91,7 @@ def test_a_picture_shows_each_word_at_its_time_and_without_animation_the_end() -
 
 
 def test_a_picture_of_a_long_text_stays_small() -> None:
-    pieces = [(0.03 * i, f" word{i}", 1, i % 2 > 0) for i in range(1, 151)]
+    pieces = [(0.03 * i, f" word{i}", 1, i % 2 > 0) for i in range(1, 301)]
     long = lane("plain", *pieces)
     assert len(svg(Race("Once", long, replace(long, name="speculative"), 0.0))) <= 500_000
 

@@ -186,7 +186,7 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
 ) -> None:
     monkeypatch.setattr("ggufspec.bench.tune.n_logical_cores", lambda: 2)
     off = Attention("off", 0.5)
-    monkeypatch.setattr("ggufspec.bench.tune.known_attention", lambda *models: off)
+    monkeypatch.setattr("ggufspec.bench.tune.measure_attention", lambda *models: off)
     # As if the last that was tried had been found to be faster by far than the usual.
     monkeypatch.setattr(
         "ggufspec.bench.tune.choose", lambda seconds, usual: {**seconds}.popitem()[0]
