@@ -25,10 +25,8 @@ from ggufspec.llama.session import LlamaSession
 WRITERS: dict[str, Callable[..., Path]] = {
     "llama": tiny.write_llama,
     "swa": tiny.write_swa,
-    "moe": tiny.write_moe,
     "mamba": tiny.write_mamba,
     "hybrid": tiny.write_hybrid,
-    "rwkv": tiny.write_rwkv,
     "qwen35": tiny.write_qwen35,
 }
 TOLERANCE = 1e-2

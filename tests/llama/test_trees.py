@@ -192,17 +192,16 @@ def test_an_accepted_path_is_not_read_again(context: Context, alone: Oracle) -> 
 def test_trees_never_take_more_cells_than_they_have_nodes(context: Context, alone: Oracle) -> None:
     """A cell that is not freed would be missing where both texts reach the end of the context."""
     machine = Machine(context, alone, 0)
-    for _ in range(3):
-        machine.texts = [machine.some(5) for _ in range(N_SLOTS)]
-        while len(machine.texts[0]) < N_CTX or len(machine.texts[1]) < N_CTX:
-            for i, text in enumerate(machine.texts):
-                machine.drafts[i] = machine.draft(min(N_ROWS - 1, N_CTX - len(text)))
-                rows = machine.sessions[i].score(text, *machine.drafts[i])
-                if len(text) > N_CTX - 20:
-                    assert_same(rows, alone(text, machine.drafts[i]))
-                machine.is_read[i] = True
-                machine.grow(i)
-                del machine.texts[i][N_CTX:]
+    machine.texts = [machine.some(5) for _ in range(N_SLOTS)]
+    while len(machine.texts[0]) < N_CTX or len(machine.texts[1]) < N_CTX:
+        for i, text in enumerate(machine.texts):
+            machine.drafts[i] = machine.draft(min(N_ROWS - 1, N_CTX - len(text)))
+            rows = machine.sessions[i].score(text, *machine.drafts[i])
+            if len(text) > N_CTX - 20:
+                assert_same(rows, alone(text, machine.drafts[i]))
+            machine.is_read[i] = True
+            machine.grow(i)
+            del machine.texts[i][N_CTX:]
 
 
 @pytest.mark.parametrize("write", [tiny.write_swa, tiny.write_mamba])
