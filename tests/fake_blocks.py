@@ -1,4 +1,4 @@
-"""A head without a model that has the distributions of a block at once, as llama.BlockSession."""
+"""A head without a model that has the distributions of a block at once: see BlockHeadSession."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import DecodeError, NoRoomError
 from ggufspec.llama import hidden_states, saved_text
 from ggufspec.llama.context import Context, HeadLink
-from ggufspec.llama.head_sessions import BlockSession, SharedCacheSession
+from ggufspec.llama.head_sessions import BlockHeadSession, SharedCacheSession
 from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.log import listening
 from ggufspec.llama.saved_text import SavedText
@@ -40,7 +40,7 @@ class Head:
         """
         self.context = context
         self.n_unread_max = n_unread_max
-        self.block_owner: BlockSession | None = None  # whose block was computed last
+        self.block_owner: BlockHeadSession | None = None  # whose block was computed last
         self._target, self.facts = target, facts = link
         self.n_draft_max = target.n_rows - 1
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
@@ -50,9 +50,9 @@ class Head:
             hidden_states.keep_layer_inputs(target.pointer, inside)
             if facts.block is None or facts.block.n_candidates:
                 hidden_states.keep_hidden(context.pointer, of_rows_only=facts.block is None)
-        make: Callable[[int], HeadSession | SharedCacheSession | BlockSession]
+        make: Callable[[int], HeadSession | SharedCacheSession | BlockHeadSession]
         if facts.block is not None:
-            make = partial(BlockSession, self, facts.block)
+            make = partial(BlockHeadSession, self, facts.block)
         elif facts.shares_cache:
             make = partial(SharedCacheSession, context, target)
         else:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MOST_KEPT = 64
 
 
-class BlockSession:
+class BlockHeadSession:
     """A head as a function from tokens to logits; see decoding.types.Session.
 
     It writes the target's states into its cells, one for each token that the target has decoded.
@@ -239,7 +239,7 @@ class Candidates:
         return logits
 
     def gaps(self, i: int, drafted: Sequence[int], n_most: int) -> list[float]:
-        """See BlockSession.gaps."""
+        """See BlockHeadSession.gaps."""
         found, before = [], self._before(i, drafted)
         for k in range(i, min(i + n_most, len(self._tokens))):
             found.append(float(self._gaps[k, before]))

@@ -21,7 +21,7 @@ from tiny_heads import Table
 
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import NoRoomError
-from ggufspec.llama.head_sessions import BlockSession
+from ggufspec.llama.head_sessions import BlockHeadSession
 
 TABLE = Table(vocab=SMALL_WITH_MASK, n_classes=4)
 N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES, N_PLACES = 96, 12, 7, 2, 3, 6
@@ -75,9 +75,9 @@ def head_in(pair: Pair) -> BlockHead:
     return pair.head
 
 
-def session_in(contexts: Contexts, sequence: int = 0) -> BlockSession:
+def session_in(contexts: Contexts, sequence: int = 0) -> BlockHeadSession:
     session = contexts.head.sessions[sequence]
-    assert isinstance(session, BlockSession)
+    assert isinstance(session, BlockHeadSession)
     return session
 
 
@@ -93,7 +93,7 @@ def gap(row: Logits) -> float:
     return float(first - second) if np.isfinite(second) else float("inf")
 
 
-def assert_rows(session: BlockSession, head: BlockHead, text: Tokens, drafted: Tokens) -> None:
+def assert_rows(session: BlockHeadSession, head: BlockHead, text: Tokens, drafted: Tokens) -> None:
     """All rows of the block behind `text`, along `drafted` and then along the likeliest tokens."""
     along = list(drafted)
     for n in range(head.n_max):
