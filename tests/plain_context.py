@@ -8,7 +8,7 @@ from their mean; batches of different shapes were seen to round them apart by 5e
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ TOLERANCE = 1e-2
 N_VOCAB = len(tiny.SPM)
 
 Tokens = list[int]
-Alone = Callable[[Tokens, Tokens], Logits]
+Alone = Callable[..., Logits]  # of tokens and a draft
 
 
 def plain_context(model: Model, **options: Any) -> Context:
@@ -46,7 +46,7 @@ def alone(model: Model, **options: Any) -> Iterator[Alone]:
     """The logits of a new session, in a context of its own whose memory was just emptied."""
     with closing(plain_context(model, **options)) as context:
 
-        def score(tokens: Tokens, draft: Tokens) -> Logits:
+        def score(tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
             session = LlamaSession(context)
             session.forget()
             return session.score(tokens, draft).copy()

@@ -186,6 +186,13 @@ def test_nothing_is_decided_where_a_pass_takes_too_long_or_time_is_short(
         assert time_passes(model, perf_counter() + 60) is None
 
 
+def test_recurrent_models_are_timed_or_left(tmp_path: Path) -> None:
+    for write in (tiny.write_mamba, tiny.write_hybrid):
+        with closing(Model(write(tmp_path / "model.gguf"))) as model:
+            found = time_passes(model, perf_counter() + 60)
+            assert found is None or found.keys() == {"on", "off"}
+
+
 def test_heads_are_read_from_the_file(tmp_path: Path) -> None:
     with closing(Model(tiny.write_llama(tmp_path / "model.gguf"))) as model:
         assert model.attention_heads == AttentionHeads(4, 2, 8, 8)

@@ -126,6 +126,8 @@ def test_a_block_is_computed_once_and_its_cells_are_dropped(contexts: Contexts, 
             assert gap(row) == pytest.approx(gaps[i], abs=TOLERANCE)
             assert list(session.gaps([*text, *drafted], 2)) == gaps[i : i + 2]
             drafted.append(int(row.argmax()))
+        rows = session.score(text, drafted[:2])
+        assert np.array_equal(rows[1], session.score([*text, drafted[0]])[0])
         assert context.decode_seconds == before
         text = [*text, *drafted[:2], 7]
 

@@ -113,6 +113,13 @@ def test_a_slow_build_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert build.notice() is None
 
 
+def test_the_facts_name_one_processor() -> None:
+    facts = build.facts()
+    assert [device["type"] for device in facts["devices"]].count("CPU") == 1
+    assert facts["backends"]["CPU"] == 1
+    assert "CPU" in facts["features"]
+
+
 def test_a_backend_that_could_not_start_counts_as_built(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
         ggml_backend_vk_reg = None

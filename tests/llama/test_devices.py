@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,12 @@ def test_threads_are_no_more_than_the_quota_and_the_performance_cores(
     monkeypatch.setattr(devices, "cpu_quota", lambda: quota)
     monkeypatch.setattr(devices, "fast_cores", lambda: fast)
     assert n_threads_default() == n_threads
+
+
+def test_macos_tells_its_fast_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    printed = {"hw.perflevel0.physicalcpu": "", "hw.physicalcpu": "6\n"}
+    answer = lambda command, **_: subprocess.CompletedProcess(command, 0, printed[command[-1]])  # noqa: E731
+    monkeypatch.setattr(subprocess, "run", answer)
+    assert n_threads_default() == 6

@@ -318,6 +318,21 @@ def test_an_accepted_path_of_a_tree_is_read_once(contexts: Contexts, oracle: Ora
         assert_same(head.score([*after, 51]), oracle([*after, 51]))
 
 
+def test_a_saved_text_is_drafted_from(contexts: Contexts, oracle: Oracle) -> None:
+    target, head = contexts.sessions[0], contexts.head.sessions[0]
+    text = [*range(20, 40)]
+    target.feed(text[:-1])
+    saved = target.save(text[:-1]), head.save(text[:-1])
+    target.feed([*range(60, 90)])
+    target.restore(saved[0])
+    head.restore(saved[1])
+    assert head.n_bytes >= 0
+    if contexts.head.facts.shares_cache:
+        assert saved[1] is None, "its cells are the target's"
+    else:
+        assert_same(head.score(text), oracle(text))
+
+
 def test_a_prompt_of_one_token_has_drafts_but_of_two_kinds(
     contexts: Contexts, oracle: Oracle
 ) -> None:

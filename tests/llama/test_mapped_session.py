@@ -117,6 +117,15 @@ def test_a_token_that_the_draft_writes_in_two_has_their_probability(
             assert without[inside] == -np.inf, "such a text has no compounds"
 
 
+def test_rows_after_a_draft_are_those_of_longer_texts(
+    vocab_map: VocabMap, made: Callable[[], LlamaSession]
+) -> None:
+    session, other = MappedSession(made(), vocab_map), MappedSession(made(), vocab_map)
+    rows = session.score([1, 40], [HELLO, 41])
+    singles = [other.score(text).copy()[0] for text in ([1, 40], [1, 40, HELLO])]
+    np.testing.assert_allclose(rows[:2], singles, atol=0.02)
+
+
 def test_rows_after_a_draft_take_one_pass(
     draft: Model, vocab_map: VocabMap, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (starting_with(GARBAGE), "damaged"),
     "unknown architecture": (unknown_architecture, "unknown model architecture: 'lhama'"),
     "1 %": (cut(0.01), "damaged"),
-    "50 %": (cut(0.5), r"damaged(?s:.*)not within the file bounds"),
+    "50 %": (cut(0.5), "damaged.*is truncated: its tensors end at byte"),
     "no length": (without_length, "key not found in model: llama.context_length"),
     "vocabulary only": (tiny.write_vocab_only, "damaged"),
     "no tokenizer": (tiny.write_without_tokenizer, "damaged"),

@@ -258,6 +258,22 @@ def test_a_slow_machine_gets_smaller_pieces(
     context.close()
 
 
+def test_a_saved_text_goes_on_and_back(context: Context, oracle: Alone) -> None:
+    session, texts = LlamaSession(context), texts_of(2)
+    text = texts.some(90)
+    session.feed(text[:-1])
+    saved = session.save(text[:-1])
+    assert saved is not None
+    assert saved.n_usable(text) == 89
+    assert saved.n_usable([*text[:30], 5]) <= 30
+    assert session.n_bytes > 0
+    for n in (90, 88, 84, 30):
+        session.score(texts.some(40))
+        session.restore(saved)
+        draft = texts.some(2)
+        assert_same(session.score(text[:n], draft), oracle(text[:n], draft))
+
+
 # Accidents
 
 
