@@ -229,8 +229,10 @@ def test_passes_that_were_too_slow_once_are_timed_again(
     target: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other programs may have used the processor for a moment."""
-    answers = iter([None, timer.answer])
+    disturbed = {**times(0.2, 0.1), "off": [[0.3, 0.1, 1.0]] * 2}
+    answers = iter([None, disturbed, None, timer.answer])
     monkeypatch.setattr(attention, "time_passes", lambda *_: next(answers))
+    assert setting_of(target) == "auto", "neither is stored"
     assert setting_of(target) == "off"
 
 

@@ -26,7 +26,7 @@ def write(path: Path, text: str) -> Path:
     [
         ({"cpu.max": "max 100000\n"}, "0::/\n", None),
         ({"cpu.max": "250000 100000\n"}, "0::/\n", 2.5),
-        ({"a/cpu.max": "400000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b\n", 4.0),
+        ({"a/cpu.max": "400000 100000", "a/b/cpu.max": "50000 50000"}, "0::/a/b\n", 1.0),
         ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "", 1.5),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "1:cpu:/", None),
         ({"cpu.max": "odd"}, "0::/\n", None),
