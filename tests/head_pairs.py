@@ -182,10 +182,16 @@ class Contexts:
 
 
 class Interrupted:
-    """Raises KeyboardInterrupt at the nth moment in our code: see engine/test_interrupts.py."""
+    """Raises KeyboardInterrupt where Python would, at the nth such moment in our code.
 
-    def __init__(self, at: int) -> None:
+    That is where a function of ours begins, and where one that is written in C returns to us.
+    `within`: only in this function and those that it calls.
+    """
+
+    def __init__(self, at: int, within: Callable[..., object] | None = None) -> None:
         self.n_left = at
+        self.where = ""  # the moment of the interrupt
+        self._within = within
 
     @property
     def is_late(self) -> bool:
@@ -193,7 +199,18 @@ class Interrupted:
         return self.n_left > 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+        if event in ("call", "c_return") and self._counts(frame):
             self.n_left -= 1
             if self.n_left == 0:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}, {event}"
                 raise KeyboardInterrupt
+
+    def _counts(self, frame: FrameType) -> bool:
+        if self._within is None:
+            return frame.f_code.co_filename.startswith(PACKAGE)
+        inside: FrameType | None = frame
+        while inside is not None and inside.f_code is not self._within.__code__:
+            if inside.f_code.co_name == "_receive":  # called by llama.cpp, which it does not end
+                return False
+            inside = inside.f_back
+        return inside is not None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 
+from ggufspec.decoding.types import Logits
 from ggufspec.engine.chat_template import TemplateProcess
+from ggufspec.llama.session import LlamaSession
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +29,26 @@ def process() -> Iterator[TemplateProcess]:
     made = TemplateProcess()
     yield made
     made.close()
+
+
+@pytest.fixture
+def exact_rows(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], bytes]:
+    """The target's logits after each text, of engines that draft 3 tokens; fails where they differ.
+
+    They differ where a text is scored again and its logits have other bits.
+    """
+    found: dict[tuple[int, ...], bytes] = {}
+    real = LlamaSession.score
+
+    def noted(
+        self: LlamaSession, tokens: Sequence[int], draft: Sequence[int] = (), *more: Any
+    ) -> Logits:
+        logits = real(self, tokens, draft, *more)
+        if self.n_rows == 4:  # of the target
+            for i, row in enumerate(logits):
+                text = (*tokens, *draft[:i])
+                assert found.setdefault(text, row.tobytes()) == row.tobytes(), len(text)
+        return logits
+
+    monkeypatch.setattr(LlamaSession, "score", noted)
+    return found

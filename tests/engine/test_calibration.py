@@ -44,6 +44,8 @@ def test_a_measured_cost_model_has_passes_of_all_slots_and_lengths(engine: Engin
     assert (costs.n_most, costs.n_sharers) == (N_DRAFT_MAX + 1, N_SLOTS)
     assert len(costs.curve) == N_SLOTS * (N_DRAFT_MAX + 1)
     assert costs.n_measured(33)
+    policy = engine.pair.profile.policy(1.0, repeats=True, in_blocks=True)
+    assert len(policy.costs.per_text(1)) == N_DRAFT_MAX + 1, "as long as a draft may be"
 
 
 def test_all_of_it_is_reported(engine: Engine) -> None:
@@ -64,24 +66,6 @@ def test_other_texts_keep_their_caches(engine: Engine) -> None:
     for text, prompt in zip(texts, prompts, strict=True):
         text.close()
         assert engine.generate(prompt, **SAMPLED).stats.n_prompt_reused == len(prompt) - 1
-
-
-def test_after_it_the_costs_of_larger_passes_are_learned(engine: Engine) -> None:
-    engine.generate("hello", seed=1, **SAMPLED)
-    costs = engine.pair.profile.costs
-    one, large = costs.curve[0], N_SLOTS * (N_DRAFT_MAX + 1)
-    for _ in range(8):
-        costs.observe_target(large, 50 * one)
-    assert costs.n_measured(large) == 8
-    assert costs.curve[large - 1] > 10 * one
-
-
-def test_a_text_with_a_seed_may_draft_as_far_as_the_engine(engine: Engine) -> None:
-    """The rule of a round has the length of the cost model: it must not be shorter than a draft."""
-    engine.generate("hello", seed=1, **SAMPLED)
-    policy = engine.pair.profile.policy(1.0, repeats=True, in_blocks=True)
-    assert len(policy.costs.per_text(1)) == N_DRAFT_MAX + 1
-    assert engine.generate("hello", seed=1, **SAMPLED).stats.n_generated == 40
 
 
 def test_two_threads_measure_once_and_equal_seeds_give_equal_texts(

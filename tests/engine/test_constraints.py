@@ -7,22 +7,19 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tiny
-from greedy import assert_same
 
 import ggufspec
-from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import to_probs
 from ggufspec.drafting import strategies as drafters
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Generation
-from ggufspec.engine.options import CheckedOptions, GenerateOptions
-from ggufspec.engine.scheduler import Scheduler
-from ggufspec.errors import DecodeError, OptionError, PromptError
+from ggufspec.engine.options import GenerateOptions
+from ggufspec.errors import DecodeError, OptionError
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 PERSON = {
@@ -46,16 +43,6 @@ CONSTRAINTS: list[tuple[GenerateOptions, str]] = [
     ({"regex": DAYS}, DAYS),
     ({"choices": CHOICES}, "|".join(map(re.escape, CHOICES))),
 ]
-IDS = ["gbnf", "lark", "regex", "choices"]
-STRATEGIES = [name for name in drafters.names() if name != "none"]
-
-
-class Person:
-    """As pydantic's models: a class that describes itself."""
-
-    @classmethod
-    def model_json_schema(cls) -> dict[str, object]:
-        return PERSON
 
 
 @pytest.fixture(scope="module")
@@ -73,57 +60,24 @@ def check_person(text: str) -> None:
     assert set(person.get("titles", [])) <= {"prince", "count"}
 
 
-@pytest.mark.parametrize("drafter", ["none", "forced", "model"])
-@pytest.mark.parametrize("rule", verify.names())
-def test_text_under_a_schema_is_json_that_matches_it(rule: str, drafter: str, pair: Engine) -> None:
-    for seed in range(4):
-        done = pair.generate(
-            "The prince is",
-            json_schema=PERSON,
-            verify=rule,
-            drafter=drafter,
-            seed=seed,
-            temperature=1.2,
-            max_tokens=200,
-        )
-        assert done.finish_reason == "stop"
-        check_person(done.text)
+def test_a_schema_is_a_dict_a_text_or_a_class_that_describes_itself(pair: Engine) -> None:
+    person = type("Person", (), {"model_json_schema": classmethod(lambda cls: PERSON)})
+    schemas: list[Any] = [PERSON, json.dumps(PERSON), person]
+    how: Any = {"temperature": 1.2, "max_tokens": 200, "n_draft": 3, "seed": 1}
+    texts = [pair.generate("The prince is", json_schema=schema, **how) for schema in schemas]
+    assert len({done.text for done in texts}) == 1
+    assert texts[0].finish_reason == "stop"
+    check_person(texts[0].text)
 
 
-@pytest.mark.parametrize(
-    "schema", [PERSON, json.dumps(PERSON), Person], ids=["dict", "text", "model"]
-)
-def test_a_schema_is_a_dict_a_text_or_a_class_that_describes_itself(
-    schema: dict[str, object] | str | type, pair: Engine
-) -> None:
-    expected = pair.generate("The prince is", json_schema=PERSON, seed=1, max_tokens=200)
-    done = pair.generate("The prince is", json_schema=schema, seed=1, max_tokens=200)
-    assert done.text == expected.text
-    check_person(done.text)
-
-
-@pytest.mark.parametrize(("constraint", "pattern"), CONSTRAINTS, ids=IDS)
 @pytest.mark.parametrize("drafter", drafters.names())
-def test_text_matches_its_constraint_with_every_strategy(
-    drafter: str, constraint: GenerateOptions, pattern: str, pair: Engine
-) -> None:
-    texts = set()
-    for seed in range(4):
-        done = pair.generate("It was on", drafter=drafter, seed=seed, temperature=1.5, **constraint)
-        assert re.fullmatch(pattern, done.text), done.text
-        assert done.finish_reason == "stop"
-        texts.add(done.text)
-    assert len(texts) > 1
-
-
-@pytest.mark.parametrize(("constraint", "pattern"), CONSTRAINTS, ids=IDS)
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 0}, {"samplers": ("top_p",)}])
-def test_a_constraint_holds_with_any_sampling(
-    options: GenerateOptions, constraint: GenerateOptions, pattern: str, pair: Engine
-) -> None:
-    for seed in range(2):
-        done = pair.generate("It was on", seed=seed, **constraint, **options)
-        assert re.fullmatch(pattern, done.text)
+def test_text_matches_its_constraint_with_every_strategy(drafter: str, pair: Engine) -> None:
+    for constraint, pattern in CONSTRAINTS:
+        how: Any = {"drafter": drafter, "temperature": 1.5, **constraint}
+        texts = [pair.generate("It was on", seed=seed, **how) for seed in range(3)]
+        assert all(re.fullmatch(pattern, done.text) for done in texts)
+        assert {done.finish_reason for done in texts} == {"stop"}
+        assert len({done.text for done in texts}) > 1
 
 
 def test_an_n_gram_that_the_grammar_forbids_is_not_drafted(pair: Engine) -> None:
@@ -140,7 +94,7 @@ def test_an_n_gram_that_the_grammar_forbids_is_not_drafted(pair: Engine) -> None
     assert done.stats.n_drafted > 0
 
 
-@pytest.mark.parametrize("drafter", STRATEGIES)
+@pytest.mark.parametrize("drafter", ["forced", "model"])
 def test_forced_text_is_drafted_without_a_model(drafter: str, pair: Engine) -> None:
     done = pair.generate(
         "Then", choices=[" the old prince said to the count"], drafter=drafter, n_draft=8, seed=0
@@ -151,16 +105,6 @@ def test_forced_text_is_drafted_without_a_model(drafter: str, pair: Engine) -> N
     assert 0 < done.stats.notes["forced_acceptance"] <= 1
 
 
-@pytest.mark.parametrize("drafter", drafters.names())
-def test_greedy_text_under_a_constraint_is_that_of_plain_decoding(
-    drafter: str, pair: Engine
-) -> None:
-    options: GenerateOptions = {"temperature": 0.0, "json_schema": PERSON, "max_tokens": 100}
-    plain = pair.generate("The count is", drafter="none", **options)
-    done = pair.generate("The count is", drafter=drafter, **options)
-    assert_same(pair, "The count is", done.tokens, plain.tokens, **options)
-
-
 def test_the_next_text_starts_at_the_beginning_of_its_grammar(pair: Engine) -> None:
     options: GenerateOptions = {"grammar": 'root ::= "ab" | "cd"', "seed": 0}
     assert pair.generate("A letter:", **options).text in ("ab", "cd")
@@ -168,7 +112,7 @@ def test_the_next_text_starts_at_the_beginning_of_its_grammar(pair: Engine) -> N
     assert pair.generate("A letter:", max_tokens=3, seed=0).text not in ("ab", "cd")
 
 
-@pytest.mark.parametrize("drafter", drafters.names())
+@pytest.mark.parametrize("drafter", ["none", "model"])
 def test_a_complete_text_ends_without_another_pass(drafter: str, pair: Engine) -> None:
     done = pair.generate("A letter:", choices=["ab", "cd"], drafter=drafter, temperature=0)
     assert done.finish_reason == "stop"
@@ -196,97 +140,10 @@ def test_a_text_that_may_go_on_ends_by_the_models_choice(
     assert (done.text == "") == (reason == "stop")
 
 
-def test_no_control_token_is_in_a_text(pair: Engine) -> None:
-    for seed in range(5):
-        done = pair.generate(
-            "It was", regex="(?s).*", seed=seed, max_tokens=60, temperature=3.0, top_k=0, min_p=0.0
-        )
-        assert all(pair.vocab.piece(token) for token in done.tokens)
-        pieces = b"".join(map(pair.vocab.piece, done.tokens))
-        assert pieces.decode("utf-8", "ignore").startswith(done.text.rstrip("\ufffd"))
-
-
 def test_a_stop_text_ends_a_text_under_a_constraint(pair: Engine) -> None:
     done = pair.generate("It was on", regex=DAYS, stop=" 18", seed=0)
     assert done.finish_reason == "stop"
     assert re.fullmatch("[0-3][0-9] (May|June)", done.text)
-
-
-def test_texts_that_share_passes_have_constraints_of_their_own() -> None:
-    with ggufspec.load(
-        embedded_target(), embedded_draft(), n_ctx=256, n_slots=3, n_threads=1
-    ) as engine:
-        prompt = engine.tokenize("It was on")
-        free: GenerateOptions = {"max_tokens": 20, "seed": 1}
-        all_options = [{**constraint, "seed": 1} for constraint, _ in CONSTRAINTS]
-        done = Scheduler(engine.pair).write_all(
-            Generation(engine.pair, prompt, CheckedOptions.of(options))  # type: ignore[arg-type]
-            for options in [free, *all_options, *all_options]
-        )
-    assert len(done[0].tokens) == 20
-    for text, (_, pattern) in zip(done[1:], CONSTRAINTS * 2, strict=True):
-        assert re.fullmatch(pattern, text.text)
-        assert text.finish_reason == "stop"
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"grammar": 'root ::= "a', "json_schema": None}, "never closed"),
-        ({"grammar": 'start: "a'}, "grammar cannot be used"),
-        ({"grammar": "start: nothing"}, "unknown name"),
-        ({"grammar": "start: start"}, "no text can match"),
-        ({"grammar": ""}, "rule"),
-        ({"grammar": 'root ::= "a"', "json_schema": {}}, "json_schema and grammar are given"),
-        ({"regex": "a", "choices": ["a"]}, "regex and choices are given; give one of them"),
-        ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos"),
-        ({"regex": "a", "ignore_eos": True}, "ignore_eos.*regex"),
-        ({"choices": ["a"], "ignore_eos": True}, "ignore_eos.*choices"),
-        ({"json_schema": {}, "ignore_eos": True}, "ignore_eos.*json_schema"),
-        ({"regex": "a", "min_tokens": 5}, "min_tokens.*regex"),
-        ({"min_tokens": -1}, "min_tokens is -1; it must be at least 0"),
-        ({"stop_tokens": [99999]}, "stop_tokens names token 99999; the vocabulary has 4,096"),
-        ({"stop_tokens": ["a"]}, "a token of stop_tokens is 'a'"),
-        ({"regex": "[a"}, "unclosed"),
-        ({"regex": "a(?=b)"}, "look-ahead"),
-        ({"regex": 5}, "regex is 5; it must be a text"),
-        ({"regex": "a\ud800"}, "Unicode"),
-        ({"choices": []}, "choices is empty"),
-        ({"choices": "yes"}, "must be a list of texts"),
-        ({"choices": [1]}, "an entry of choices is 1"),
-        ({"json_schema": "{"}, "JSON"),
-        ({"json_schema": int}, "json_schema is <class 'int'>; it must be"),
-        ({"json_schema": {"type": "telepathy"}}, "telepathy"),
-        ({"logit_bias": {99999: 1.0}}, "token 99999; the vocabulary has 4,096"),
-        ({"draft_temperature": "warm"}, "draft_temperature"),
-        ({"temperature": True}, "must be a number"),
-        ({"n_draft": True}, "must be a whole number"),
-        ({"logit_bias": {5: 1e300}}, "too large"),
-        ({"top_p": 1e-60}, "too small"),
-        ({"logit_bias": {-1: 1.0}}, "token ids are from 0"),
-        ({"ignore_eos": "yes"}, "True or False"),
-        ({"draft_temperature": None}, "draft_temperature is None; it must be a number"),
-        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
-        ({"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
-        ({"logit_bias": {"a": 1.0}}, "a token of logit_bias is 'a'"),
-        ({"logit_bias": [(1, 2.0)]}, "must map token ids to numbers"),
-        ({"samplers": "top_k"}, "must be a list of texts"),
-        ({"grammar": b"root"}, "grammar is b'root'; it must be a text"),
-        ({"json_schema": [1]}, "schema"),
-        ({"n_draft": 2.0}, "n_draft is 2.0"),
-        ({"seed": "1"}, "seed is '1'"),
-        ({"stop": [1]}, "an entry of stop is 1"),
-        ({"verify": None}, "verify is None"),
-        ({"dry_sequence_breakers": ":"}, "dry_sequence_breakers"),
-        ({"samplers": ("top_k", "xtc")}, "xtc.*no distribution"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_used_is_refused_before_anything_is_written(
-    options: GenerateOptions, complaint: str, pair: Engine
-) -> None:
-    with pytest.raises(OptionError, match=complaint):
-        pair.stream("The", **options)
 
 
 def test_before_min_tokens_no_text_ends_and_nothing_else_changes(pair: Engine) -> None:
@@ -307,26 +164,25 @@ def test_before_min_tokens_no_text_ends_and_nothing_else_changes(pair: Engine) -
     assert np.array_equal(least[3:], later[3:])
 
 
-@pytest.mark.parametrize("drafter", drafters.names())
-def test_a_text_has_min_tokens_with_each_drafter(drafter: str, pair: Engine) -> None:
+def test_a_text_has_min_tokens_with_each_drafter(pair: Engine) -> None:
     likely = dict.fromkeys(pair.vocab.stop_tokens, 100.0)
-    options: GenerateOptions = {"logit_bias": likely, "drafter": drafter, "max_tokens": 40}
-    for temperature in (0.0, 1.0):
-        done = pair.generate("The", min_tokens=9, temperature=temperature, **options)
+    for drafter in drafters.names():
+        options: GenerateOptions = {"logit_bias": likely, "drafter": drafter, "max_tokens": 40}
+        done = pair.generate("The", min_tokens=9, temperature=1.0, **options)
         assert (len(done.tokens), done.finish_reason) == (9, "stop")
     assert pair.generate("The", **options).tokens == ()
 
 
 def test_a_grammar_that_a_bias_makes_impossible_is_an_error_not_a_wrong_text(pair: Engine) -> None:
     banned = {token: float("-inf") for token in range(2, 4096) if b"b" in pair.vocab.piece(token)}
-    for drafter in drafters.names():
+    for drafter in ("none", "model"):
         with pytest.raises(DecodeError, match="grammar"):
             pair.generate("A", grammar='root ::= "a" "b"', logit_bias=banned, drafter=drafter)
     assert pair.generate("A", grammar='root ::= "a" "b"').text == "ab"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize("drafter", drafters.names())
+@pytest.mark.parametrize("drafter", ["none", "model"])
 def test_a_text_that_needs_what_no_token_has_is_an_error_not_a_complete_one(
     drafter: str, temperature: float, tmp_path: Path
 ) -> None:
@@ -360,13 +216,11 @@ def test_a_vocabulary_without_an_end_is_refused_under_a_grammar(
 ) -> None:
     with ggufspec.load(tiny.write_llama(tmp_path / "m.gguf"), n_threads=1) as engine:
         monkeypatch.setattr(engine.vocab, "stop_tokens", frozenset())
-        for constraint in ({"grammar": 'root ::= "a"'}, {"regex": "a"}, {"choices": ["a"]}):
-            with pytest.raises(OptionError, match="no token that ends a text"):
-                engine.generate("a", **constraint)  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match="no token that ends a text"):
+            engine.generate("a", regex="a")
 
 
-@pytest.mark.parametrize("drafter", ["none", "model"])
-def test_repetitions_are_penalised_in_drafts_too(drafter: str, pair: Engine) -> None:
+def test_repetitions_are_penalised_in_drafts_too(pair: Engine) -> None:
     """With every token allowed once only, none comes twice, in any round."""
     options: GenerateOptions = {
         "presence_penalty": 1000.0,
@@ -377,16 +231,10 @@ def test_repetitions_are_penalised_in_drafts_too(drafter: str, pair: Engine) -> 
         "ignore_eos": True,
     }
     prompt = pair.tokenize("It was a")
-    done = pair.generate(prompt, drafter=drafter, **options)
+    done = pair.generate(prompt, drafter="model", **options)
     text = [*prompt, *done.tokens]
     assert len(set(text)) == len(text)
-    assert done.stats.n_accepted > 20 or drafter == "none"
-
-
-@pytest.mark.parametrize("prompt", [b"Once", 5, None, {"a": 1}, ["a"], [1.5], [True]], ids=str)
-def test_a_prompt_of_another_type_is_refused(prompt: object, pair: Engine) -> None:
-    with pytest.raises(PromptError):
-        pair.generate(prompt)  # type: ignore[arg-type]
+    assert done.stats.n_accepted > 20
 
 
 def test_numbers_of_numpy_are_numbers(pair: Engine) -> None:
@@ -414,10 +262,7 @@ def test_the_draft_has_its_own_random_numbers(pair: Engine) -> None:
     assert first.text == second.text
 
 
-@pytest.mark.parametrize("n_together", [1, 3])
-def test_the_distributions_of_a_text_are_the_targets_renormalised(
-    n_together: int, pair: Engine
-) -> None:
+def test_the_distributions_of_a_text_are_the_targets_renormalised(pair: Engine) -> None:
     """Of all that its constraint allows, at each position; in passes over several tokens, too."""
     prompt = pair.tokenize("It was")
     options: GenerateOptions = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -426,9 +271,7 @@ def test_the_distributions_of_a_text_are_the_targets_renormalised(
     assert constrained.constraint is not None
     done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40)
     text, n_open, n = [*prompt, *done.tokens], 0, len(prompt)
-    for logits in scoring.logits(
-        pair.pair, prompt, done.tokens, whose="target", n_together=n_together
-    ):
+    for logits in scoring.logits(pair.pair, prompt, done.tokens, whose="target", n_together=3):
         ahead = text[n : n + len(logits) - 1]
         masks = constrained.constraint.masks(text[:n], ahead)
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
@@ -442,8 +285,7 @@ def test_the_distributions_of_a_text_are_the_targets_renormalised(
     assert n_open > 10
 
 
-@pytest.mark.parametrize("drafter", ["none", "forced"])
-def test_a_limit_that_a_text_reaches_is_named(drafter: str, pair: Engine) -> None:
+def test_a_limit_that_a_text_reaches_is_named(pair: Engine) -> None:
     stalling: GenerateOptions = {"json_schema": {"type": "string", "pattern": "(a|a)*" * 6000}}
     with pytest.raises(DecodeError, match="too many expressions"):
-        pair.generate("A letter:", drafter=drafter, n_draft=8, **stalling)
+        pair.generate("A letter:", drafter="forced", n_draft=8, **stalling)

@@ -12,7 +12,6 @@ import tiny_blocks
 import tiny_heads
 
 import ggufspec
-from ggufspec.errors import OptionError
 
 N_CTX = 64
 PROMPT = list(range(3, 23))
@@ -28,7 +27,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "llama": tiny.write_llama(folder / "llama.gguf"),
         "small": tiny.write_llama(folder / "small.gguf", seed=1),
         "hybrid": tiny.write_hybrid(folder / "hybrid.gguf"),
-        "swa": tiny.write_swa(folder / "swa.gguf"),
         "table": tiny_heads.write_llama_table(folder / "table.gguf", table),
         "dflash": tiny_blocks.write_dflash(folder / "dflash.gguf", head),
     }
@@ -47,47 +45,30 @@ def shifted(engine: ggufspec.Engine, prompt: list[int], n_tokens: int, n_keep: i
     return written
 
 
-@pytest.fixture(params=["llama", "hybrid", "swa", "table"])
-def pair(request: pytest.FixtureRequest, files: dict[str, Path]) -> tuple[Path, Path | None]:
-    drafts = {"llama": "small", "hybrid": "llama", "swa": "llama", "table": "dflash"}
-    return files[request.param], files[drafts[request.param]]
+@pytest.fixture(params=[("llama", "small"), ("hybrid", "llama"), ("table", "dflash")], ids="-".join)
+def pair(request: pytest.FixtureRequest, files: dict[str, Path]) -> tuple[Path, Path]:
+    target, draft = request.param
+    return files[target], files[draft]
 
 
-@pytest.mark.parametrize(
-    ("n_keep", "kept"), [(0, 0), (5, 5), (-1, len(PROMPT)), (1000, N_CTX // 2)]
-)
+@pytest.mark.parametrize(("n_keep", "kept"), [(-1, len(PROMPT)), (1000, N_CTX // 2)])
 def test_a_shifted_text_is_that_of_the_model_after_what_is_left(
-    pair: tuple[Path, Path | None], n_keep: int, kept: int
+    pair: tuple[Path, Path], n_keep: int, kept: int
 ) -> None:
     target, draft = pair
-    how = {"n_ctx": N_CTX, "n_threads": 1}
-    with ggufspec.load(target, **how) as plain, ggufspec.load(target, draft, **how) as drafting:
+    at = {"n_ctx": N_CTX, "n_threads": 1}
+    with ggufspec.load(target, **at) as plain, ggufspec.load(target, draft, **at) as drafting:
         wanted = shifted(plain, PROMPT, 3 * N_CTX, kept)
-        for n_draft in (4, "auto"):
-            done = drafting.generate(
-                PROMPT,
-                max_tokens=3 * N_CTX,
-                context_shift=True,
-                n_keep=n_keep,
-                n_draft=n_draft,
-                **GREEDY,
-            )
-            assert list(done.tokens) == wanted
-            assert done.finish_reason == "length"
-        if draft is not None:
-            assert done.stats.n_drafted
+        how = {"max_tokens": 3 * N_CTX, "context_shift": True, "n_keep": n_keep, **GREEDY}
+        done = drafting.generate(PROMPT, n_draft=4, **how)
+        assert list(done.tokens) == wanted
+        assert (done.finish_reason, done.stats.n_drafted > 0) == ("length", True)
 
 
 @pytest.fixture
 def engine(files: dict[str, Path]) -> Iterator[ggufspec.Engine]:
     with ggufspec.load(files["llama"], files["small"], n_ctx=N_CTX, n_slots=2, n_threads=1) as made:
         yield made
-
-
-def test_without_it_a_text_ends_where_the_context_does(engine: ggufspec.Engine) -> None:
-    done = engine.generate(PROMPT, max_tokens=3 * N_CTX, **GREEDY)
-    assert len(done.tokens) == N_CTX - len(PROMPT)
-    assert done.finish_reason == "length"
 
 
 def test_without_a_number_of_tokens_a_text_goes_on(engine: ggufspec.Engine) -> None:
@@ -114,15 +95,3 @@ def test_texts_with_a_constraint_end_as_without_it(
     greedy = {"temperature": 0, "max_tokens": 3 * N_CTX}
     done = engine.generate(PROMPT, context_shift=True, **greedy, **bound)
     assert len(done.tokens) <= N_CTX - len(PROMPT)
-
-
-def test_sampled_texts_repeat_with_their_seed(engine: ggufspec.Engine) -> None:
-    how: dict[str, Any] = {"context_shift": True, "max_tokens": 2 * N_CTX, "ignore_eos": True}
-    first, again = (engine.generate(PROMPT, seed=3, **how).tokens for _ in range(2))
-    assert first == again
-
-
-@pytest.mark.parametrize("wrong", [{"context_shift": 1}, {"n_keep": 1.5}])
-def test_other_values_are_refused(engine: ggufspec.Engine, wrong: dict[str, Any]) -> None:
-    with pytest.raises(OptionError):
-        engine.generate(PROMPT, **wrong)

@@ -17,11 +17,9 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.logprobs import TokenLogprobs, entry_of
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.quantize import requantize
-from ggufspec.llama.session import LlamaSession
 from ggufspec.standin import embedded
 
 # Half of them are longer than a piece of a prompt, and two begin with the same 80 tokens.
@@ -30,7 +28,6 @@ PROMPTS = ["It was the best of", "Once upon a time", f"{SYSTEM}The old man", f"{
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
 WAYS: list[dict[str, Any]] = [
     {"n_draft": 1},
-    {"n_draft": 2},
     {"n_draft": 3},
     {"n_draft": "auto"},
     {"drafter": "ngram", "n_draft": 3},
@@ -57,48 +54,27 @@ def engine(target: Path) -> Iterator[Engine]:
         yield made
 
 
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], bytes]:
-    """The logits after each text that is scored; fails where they differ from the first time."""
-    found: dict[tuple[int, ...], bytes] = {}
-    real = LlamaSession.score
-
-    def noted(self: LlamaSession, tokens: Sequence[int], draft: Sequence[int] = (), *more: Any):  # type: ignore[no-untyped-def]
-        logits = real(self, tokens, draft, *more)
-        if self.n_rows == 4:  # of the target
-            for i, row in enumerate(logits):
-                text = (*tokens, *draft[:i])
-                assert found.setdefault(text, row.tobytes()) == row.tobytes(), len(text)
-        return logits
-
-    monkeypatch.setattr(LlamaSession, "score", noted)
-    return found
-
-
 def test_greedy_text_with_drafts_is_the_plain_text_to_the_last_bit(
-    engine: Engine, rows: dict[tuple[int, ...], bytes]
+    engine: Engine, exact_rows: dict[tuple[int, ...], bytes]
 ) -> None:
     for prompt in PROMPTS:
         plain = engine.generate(prompt, **GREEDY, drafter="none")
-        n_plain = len(rows)
+        n_plain = len(exact_rows)
         for way in WAYS:
             found = engine.generate(prompt, **GREEDY, **way)
             assert found.tokens == plain.tokens, way
-        assert len(rows) > n_plain, "drafts were scored, too"
+        assert len(exact_rows) > n_plain, "drafts were scored, too"
 
 
 def test_texts_at_the_same_time_are_those_of_an_idle_engine(engine: Engine) -> None:
     engine.forget()
     alone = [engine.generate(prompt, **GREEDY, drafter="none").tokens for prompt in PROMPTS]
-    for _ in range(2):
-        options = CheckedOptions.of({**GREEDY, "n_draft": 3})
-        texts = (Generation(engine.pair, engine.tokenize(p), options) for p in [*PROMPTS, *PROMPTS])
-        found = Scheduler(engine.pair).write_all(texts)
-        assert [text.tokens for text in found] == [*alone, *alone]
+    found = engine.generate_batch([*PROMPTS, *PROMPTS], **GREEDY, n_draft=3)
+    assert [text.tokens for text in found] == [*alone, *alone]
 
 
 def test_a_prompt_is_computed_in_the_same_pieces_after_any_other(
-    engine: Engine, rows: dict[tuple[int, ...], bytes]
+    engine: Engine, exact_rows: dict[tuple[int, ...], bytes]
 ) -> None:
     def first_rows(prompt: str) -> int:
         return engine.generate(prompt, **{**GREEDY, "max_tokens": 1}).stats.n_prompt_reused
@@ -142,14 +118,6 @@ def test_recurrent_models_are_refused(tmp_path: Path) -> None:
     path = tiny.write_mamba(tmp_path / "model.gguf")
     with pytest.raises(OptionError, match="recurrent"):
         ggufspec.load(path, n_ctx=64, exact=True, tuned=False)
-
-
-def test_a_text_may_fill_the_context(target: Path) -> None:
-    options = {**GREEDY, "max_tokens": None}
-    with loaded(target, n_ctx=64) as engine:
-        plain = engine.generate(PROMPTS[0], **options, drafter="none")
-        assert plain.finish_reason == "length"
-        assert engine.generate(PROMPTS[0], **options, n_draft=3).tokens == plain.tokens
 
 
 def test_a_prompt_is_scored_in_exact_passes_too(engine: Engine) -> None:

@@ -20,7 +20,6 @@ from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 PROMPTS = [
     *("The count is", "It was past midnight when", "Up betimes,", "The king rose and", "A fox"),
-    *("Napoleon", "There were three", "In the morning", "Dear sir,", "My father's house"),
 ]
 N_TOKENS = 60
 SMALL, LARGE = 0.02, 0.1  # logits: as kernels round, and a fault
@@ -56,12 +55,10 @@ def written(pair: Engine, **options: Any) -> list[list[int]]:
     return [list(pair.generate(prompt, **given).tokens) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"repeat_penalty": 1.15, "frequency_penalty": 0.2, "regex": "[^q]*"}], ids=str
-)
 def test_what_rounding_changed_passes_and_what_a_fault_changed_does_not(
-    options: dict[str, Any], pair: Engine, spoil: Spoil
+    pair: Engine, spoil: Spoil
 ) -> None:
+    options: Any = {"repeat_penalty": 1.15, "frequency_penalty": 0.2, "regex": "[^q]*"}
     plain = written(pair, drafter="none", **options)
     spoil(LARGE)
     faulty = written(pair, n_draft=3, **options)
@@ -94,11 +91,6 @@ def test_a_difference_has_its_place_its_tokens_and_their_gaps(pair: Engine) -> N
         assert found.gaps == pytest.approx((gap, gap), abs=2 * found.rounding + 1e-4)
         assert not found.is_near_tie
     assert compare(pair, prompt, plain, plain, CheckedOptions()) is None
-
-
-def test_a_text_that_ends_earlier_is_compared_by_the_token_that_ends_it(pair: Engine) -> None:
-    prompt = pair.tokenize(PROMPTS[0])
-    plain = written(pair, drafter="none")[0]
     (end,) = pair.vocab.stop_tokens
     for texts in ((plain[:10], plain), (plain, plain[:10])):
         found = compare(pair, prompt, *texts, CheckedOptions())

@@ -18,10 +18,9 @@ from head_pairs import MARKED, Interrupted, Pair
 from patience import ctrl_c_in_a_batch
 
 import ggufspec
-from ggufspec.audit import PROMPTS, AuditOptions, audit
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.errors import ClosedError, ModelError, OptionError, VocabError
+from ggufspec.errors import ModelError, OptionError, VocabError
 from ggufspec.llama import hidden_states
 
 GREEDY: Any = {"temperature": 0.0, "drafter": "model", "ignore_eos": True}
@@ -68,23 +67,18 @@ def assert_right(pair: Pair, written: ggufspec.Completion, prompt: list[int]) ->
         assert stats.n_rounds_without_draft <= 1 + needs_two  # the last has no room
 
 
-@pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["short", "long"])
-def test_all_that_a_right_head_drafts_is_accepted(
-    right: Pair, engine: Engine, prompt: list[int]
-) -> None:
-    for n_draft in (1, 2, 3, 5, 8, 16):
-        written = engine.generate(prompt, n_draft=n_draft, max_tokens=40, **GREEDY)
+def test_all_that_a_right_head_drafts_is_accepted(right: Pair, engine: Engine) -> None:
+    for prompt in (SHORT, LONG):
+        for n_draft in (1, 5, 16):
+            written = engine.generate(prompt, n_draft=n_draft, max_tokens=40, **GREEDY)
+            assert_right(right, written, prompt)
+    prompts = [SHORT, LONG, LONG, [*LONG[:30], 5], [*SHORT, 8]]
+    engine.forget()
+    texts = engine.generate_batch(prompts, n_draft=4, max_tokens=24, **GREEDY)
+    for written, prompt in zip(texts, prompts, strict=True):
         assert_right(right, written, prompt)
-
-
-def test_a_prompt_of_one_token_is_drafted_from(right: Pair) -> None:
-    """Without a state, an MTP head does not see the class of the token: a draft may be wrong."""
-    with load(right) as engine:
-        written = engine.generate([40], n_draft=3, max_tokens=20, **GREEDY)
-        plain = engine.generate([40], max_tokens=20, **PLAIN)
-    assert written.tokens == plain.tokens
-    assert written.stats.n_drafted - written.stats.n_accepted <= 3 or right.head.n_kept
-    assert written.stats.n_rounds_without_draft <= 1 + (right.draft != "mtp")
+    alone = engine.generate([40], n_draft=3, max_tokens=20, **GREEDY)
+    assert alone.tokens == engine.generate([40], max_tokens=20, **PLAIN).tokens
 
 
 def test_so_it_is_in_later_turns(right: Pair, engine: Engine) -> None:
@@ -98,14 +92,6 @@ def test_so_it_is_in_later_turns(right: Pair, engine: Engine) -> None:
         assert_right(right, engine.generate(prompt, n_draft=5, max_tokens=8, **GREEDY), prompt)
 
 
-def test_so_it_is_for_texts_at_the_same_time(right: Pair, engine: Engine) -> None:
-    prompts = [SHORT, LONG, LONG, [*LONG[:30], 5], [*LONG, 7], [*SHORT, 8]]
-    engine.forget()
-    written = engine.generate_batch(prompts, n_draft=4, max_tokens=24, **GREEDY)
-    for each, prompt in zip(written, prompts, strict=True):
-        assert_right(right, each, prompt)
-
-
 def test_so_it_is_after_other_texts_in_the_same_engine(right: Pair, engine: Engine) -> None:
     others: list[dict[str, Any]] = [
         {"drafter": "none"},
@@ -117,14 +103,6 @@ def test_so_it_is_after_other_texts_in_the_same_engine(right: Pair, engine: Engi
         assert_right(right, engine.generate(LONG, n_draft=5, max_tokens=20, **GREEDY), LONG)
 
 
-def test_so_it_is_after_a_long_text_whose_states_were_dropped(right: Pair) -> None:
-    with load(right, n_ctx=400) as engine:
-        prompt = [*LONG * 6]
-        written = engine.generate(prompt, max_tokens=30, **PLAIN)
-        prompt += written.tokens
-        assert_right(right, engine.generate(prompt, n_draft=5, max_tokens=20, **GREEDY), prompt)
-
-
 def test_so_it_is_to_the_end_of_the_context(right: Pair) -> None:
     with load(right, n_ctx=64) as engine:
         written = engine.generate(LONG, n_draft=7, **GREEDY)
@@ -132,9 +110,7 @@ def test_so_it_is_to_the_end_of_the_context(right: Pair) -> None:
         assert_right(right, written, LONG)
 
 
-@pytest.mark.parametrize(
-    "kind", ["sidecar", "eagle3_own", "eagle3_d2t", "gemma4", "dflash_own", "dflash2"]
-)
+@pytest.mark.parametrize("kind", ["sidecar", "eagle3_d2t", "gemma4", "dflash2"])
 def test_so_it_is_with_padding_that_only_the_head_has(kind: str, tmp_path: Path) -> None:
     pair = head_pairs.WRITERS[kind](tmp_path)
     vocab = pair.table.vocab
@@ -151,23 +127,19 @@ def test_so_it_is_with_padding_that_only_the_head_has(kind: str, tmp_path: Path)
 
 # Heads that are right for a share
 
-WRONG = ["glm4moe", "qwen35", "step35", "eagle3", "eagle3_d2t", "gemma4"]
-WRONG += ["dflash", "dflash_d2t", "dspark", "dflash2"]
 
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_greedy_text_is_that_of_plain_decoding(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["glm4moe", "eagle3_d2t", "gemma4", "dflash_d2t", "dflash2"])
+def test_greedy_text_is_that_of_the_target(kind: str, tmp_path: Path) -> None:
     pair = head_pairs.WRITERS[kind](tmp_path, right=0.6, noise=0.3)
     with load(pair) as engine:
-        plain = list(engine.generate(LONG, max_tokens=40, **PLAIN).tokens)
-        assert plain == pair.table.greedy(LONG, 40)
-        n_drafted = n_accepted = 0
-        for n_draft in (1, 2, 3, 4, 7, 8, 15, 16):
-            written = engine.generate(LONG, n_draft=n_draft, max_tokens=40, **GREEDY)
-            assert list(written.tokens) == plain
-            n_drafted += written.stats.n_drafted
-            n_accepted += written.stats.n_accepted
-        assert 0 < n_accepted < n_drafted
+        found = [
+            engine.generate(LONG, n_draft=n_draft, max_tokens=40, **GREEDY) for n_draft in (2, 8)
+        ]
+    assert all(list(each.tokens) == pair.table.greedy(LONG, 40) for each in found)
+    n_drafted, n_accepted = (
+        sum(getattr(each.stats, name) for each in found) for name in ("n_drafted", "n_accepted")
+    )
+    assert 0 < n_accepted < n_drafted
 
 
 def test_a_recurrent_state_has_no_rejected_tokens(tmp_path: Path) -> None:
@@ -176,21 +148,20 @@ def test_a_recurrent_state_has_no_rejected_tokens(tmp_path: Path) -> None:
     for n_draft_max in (2, 16):
         with load(pair, n_draft_max=n_draft_max) as engine:
             wanted = MARKED.greedy(LONG, 60)
-            for n_draft in (1, 2, n_draft_max):
-                written = engine.generate(LONG, n_draft=n_draft, max_tokens=60, **GREEDY)
-                assert list(written.tokens) == wanted
-                assert written.stats.n_accepted < written.stats.n_drafted
+            written = engine.generate(LONG, n_draft=n_draft_max, max_tokens=60, **GREEDY)
+            assert list(written.tokens) == wanted
+            assert written.stats.n_accepted < written.stats.n_drafted
 
 
 # Ctrl-C, closing, and errors
 
 
-@pytest.mark.parametrize("kind", ["glm4moe", "eagle3", "dflash", "dflash2"])
+@pytest.mark.parametrize("kind", ["glm4moe", "eagle3", "dflash2"])
 def test_after_ctrl_c_at_any_moment_the_head_is_right(kind: str, tmp_path: Path) -> None:
     pair = head_pairs.WRITERS[kind](tmp_path)
     text: Any = {"n_draft": 2, "max_tokens": 5, **GREEDY}
     with load(pair) as engine:
-        for at in count(1, 17):
+        for at in count(1, 37):
             interrupted = Interrupted(at)
             sys.setprofile(interrupted)
             try:
@@ -211,32 +182,6 @@ def test_ctrl_c_ends_a_prompt_that_takes_long(tmp_path: Path) -> None:
         with ctrl_c_in_a_batch():
             engine.generate([*LONG, *[50] * n], max_tokens=2, **GREEDY)
         assert_right(pair, engine.generate(LONG, n_draft=4, max_tokens=20, **GREEDY), LONG)
-
-
-def test_engines_close_while_they_write(right: Pair) -> None:
-    engine = load(right, n_slots=2)
-    streams = [engine.stream(prompt, n_draft=2, **GREEDY) for prompt in (SHORT, LONG)]
-    for stream in streams:
-        next(stream)
-    streams[0].close()
-    engine.close()
-    with pytest.raises(ClosedError):
-        list(streams[1])
-    streams[1].close()
-    engine.close()
-    with pytest.raises(ClosedError):
-        engine.generate(SHORT)
-
-
-def test_engines_load_again_in_the_same_process(tmp_path: Path) -> None:
-    writers = head_pairs.glm4moe, head_pairs.eagle3, head_pairs.dspark
-    pairs = [write(tmp_path) for write in writers]
-    for _ in range(3):
-        engines = [load(pair) for pair in pairs]
-        for engine, pair in zip(engines, pairs, strict=True):
-            assert_right(pair, engine.generate(SHORT, n_draft=2, max_tokens=6, **GREEDY), SHORT)
-        for engine in engines:
-            engine.close()
 
 
 def test_what_fits_no_head_is_refused(tmp_path: Path) -> None:
@@ -275,18 +220,6 @@ def test_a_llama_cpp_without_the_functions_is_refused(
     assert "install 0.3.36" in str(caught.value)
     with ggufspec.load(pair.target, n_ctx=64, n_threads=1) as engine:
         assert engine.generate(SHORT, max_tokens=3, **PLAIN).tokens
-
-
-# Measurements
-
-
-def test_an_audit_of_a_head_finds_no_difference(tmp_path: Path) -> None:
-    for pair in (head_pairs.glm4moe(tmp_path, noise=0.5), head_pairs.eagle3(tmp_path, noise=0.5)):
-        with load(pair) as engine:
-            report = audit(engine, PROMPTS, AuditOptions(n_runs=20, n_tokens=12, seed=0, n_draft=3))
-        assert report.differences == ()
-        assert report.sequences is not None
-        assert 0 < report.sequences.n_accepted < report.sequences.n_drafted
 
 
 def test_logits_of_a_head_for_a_given_text(right: Pair, engine: Engine) -> None:

@@ -77,9 +77,7 @@ def test_a_value_of_its_own_has_priority_over_rope_options(target: Path) -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("no value", "must be KEY=TYPE:VALUE"),
         ("llama.rope.freq_base=double:1", "must be KEY=TYPE:VALUE"),
-        ("llama.rope.freq_base=float:wide", "'wide' is no float"),
         ("llama.rope.freq_base=float:nan", "'nan' is no float"),
         ("llama.context_length=int:9223372036854775808", "is no int"),
         ("llama.context_length=int:0", "must be from 1 to"),
@@ -88,9 +86,7 @@ def test_a_value_of_its_own_has_priority_over_rope_options(target: Path) -> None
         ("general.name=str:" + 128 * "x", "at most 127 bytes"),
         ("llama.attention.layer_norm_rms_epsilon=int:1", "this key is float"),
         ("llama.attention.layer_norm_rms_epsilon=float:-1", "must be from 0 to"),
-        ("llama.block_count=int:1000", "cannot be replaced"),
         ("llama.attention.head_count=int:0", "cannot be replaced"),
-        ("general.architecture=str:qwen3", "cannot be replaced"),
         ("llama.rope.scaling.type=str:wide", "is none of none, linear"),
         ("llama.expert_used_count=int:2", "must be from 1 to 0"),
     ],
@@ -103,19 +99,7 @@ def test_what_llama_cpp_would_ignore_or_abort_at_is_refused(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"rope_scaling": "wide"},
-        {"rope_scale": 0},
-        {"rope_freq_base": float("inf")},
-        {"rope_scale": 2, "rope_freq_scale": 0.5},
-        {"yarn_orig_ctx": 0},
-        {"override_kv": "llama.rope.freq_base=float:1"},
-        {"op_offload": 1},
-        {"mlock": 1},
-        {"repack": None},
-    ],
-    ids=lambda options: "-".join(options),
+    "options", [{"rope_scaling": "wide"}, {"rope_freq_base": float("inf")}, {"yarn_orig_ctx": 0}]
 )
 def test_wrong_values_are_refused(options: dict[str, Any], target: Path) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):

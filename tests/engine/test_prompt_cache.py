@@ -7,21 +7,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import head_pairs
 import pytest
 import tiny
+from head_pairs import Interrupted
 
 import ggufspec
-from ggufspec.decoding.types import Logits
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.prompt_cache import PromptCache
 from ggufspec.engine.slots import Slot
-from ggufspec.errors import ClosedError, DecodeError, OptionError
+from ggufspec.errors import DecodeError
 from ggufspec.llama import saved_text
-from ggufspec.llama.session import LlamaSession
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 8}
 MIB = 2**20
@@ -87,9 +85,12 @@ MODELS: dict[str, Callable[[Path], Files]] = {
 }
 HEADS = {name: headed(write) for name, write in head_pairs.WRITERS.items()}
 ALL = {**MODELS, **HEADS}
+# One for each kind of session and of memory.
+KINDS = ("draft", "foreign draft", "mamba", "hybrid", "rollback", "windows")
+KINDS += ("glm4moe", "eagle3", "gemma4", "dflash2")
 
 
-@pytest.fixture(scope="module", params=ALL)
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -160,31 +161,20 @@ def test_two_conversations_on_one_slot_read_what_is_new(kind: str, files: Files)
 def test_a_turn_that_departs_earlier_gets_the_text_of_a_new_conversation(
     kind: str, files: Files
 ) -> None:
-    """Also where cells or states that it would need were not saved."""
+    """Also where cells or states that it would need were not saved, or were copied back."""
     how = how_of(files)
     with load(files) as engine, load(files, cache_ram=0) as fresh:
-        for n_kept in (10, 60, 79, 84):
+        for n_kept in (10, 79, 84):
             first = engine.generate(prompt_of(1), **how)
             engine.generate(prompt_of(2), **how)
             longer = [*prompt_of(1), *first.tokens]
-            prompt = [*longer[:n_kept], *prompt_of(5, 10)]
-            fresh.forget()
-            assert engine.generate(prompt, **how).tokens == fresh.generate(prompt, **how).tokens
-            again = [*prompt_of(2), *prompt_of(6, 5)]
-            fresh.forget()
-            assert engine.generate(again, **how).tokens == fresh.generate(again, **how).tokens
-
-
-def test_so_it_is_after_a_text_that_was_copied_back(kind: str, files: Files) -> None:
-    how = how_of(files)
-    with load(files) as engine, load(files, cache_ram=0) as fresh:
-        first = engine.generate(prompt_of(1), **how)
-        engine.generate(prompt_of(2), **how)
-        engine.generate([*prompt_of(1), *first.tokens, 5], **how)
-        for n_kept in (84, 77, 70, 12):
-            prompt = [*prompt_of(1), *first.tokens][:n_kept] + prompt_of(5, 10)
-            fresh.forget()
-            assert engine.generate(prompt, **how).tokens == fresh.generate(prompt, **how).tokens
+            for prompt in (
+                [*longer[:n_kept], *prompt_of(5, 10)],
+                [*prompt_of(2), *prompt_of(6, 5)],
+                [*prompt_of(2)[:70], *prompt_of(7, 5)],
+            ):
+                fresh.forget()
+                assert engine.generate(prompt, **how).tokens == fresh.generate(prompt, **how).tokens
 
 
 @pytest.mark.parametrize("write", [tiny.write_swa, tiny.write_mamba, tiny.write_llama])
@@ -203,7 +193,7 @@ def test_a_draft_that_was_rejected_is_not_kept(write: Callable[..., Path], tmp_p
         assert len(text.tokens) >= 79  # a recurrent state goes back to one that was kept
 
 
-@pytest.mark.parametrize("name", ["draft", "hybrid", "windows", "qwen35", "eagle3", "dflash"])
+@pytest.mark.parametrize("name", ["draft", "hybrid", "eagle3"])
 def test_more_conversations_than_slots(name: str, tmp_path: Path) -> None:
     files = ALL[name](tmp_path)
     how = how_of(files)
@@ -223,27 +213,14 @@ def test_a_draft_that_leaves_out_a_part_of_the_text_reads_it_anew(tmp_path: Path
 
 
 def test_exact_passes_have_the_same_bits_after_a_restore(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, exact_rows: dict[tuple[int, ...], bytes]
 ) -> None:
-    found: dict[tuple[int, ...], bytes] = {}
-    real = LlamaSession.score
-
-    def noted(
-        self: LlamaSession, tokens: Sequence[int], draft: Sequence[int] = (), *more: Any
-    ) -> Logits:
-        logits = real(self, tokens, draft, *more)
-        if self.n_rows == 4:  # of the target
-            for i, row in enumerate(logits):
-                text = (*tokens, *draft[:i])
-                assert found.setdefault(text, row.tobytes()) == row.tobytes(), len(text)
-        return logits
-
-    monkeypatch.setattr(LlamaSession, "score", noted)
     files = with_draft(tmp_path)
     with load(files, exact=True) as engine, load(files, exact=True, cache_ram=0) as without:
         turns = in_turns(engine, 2, **{**GREEDY, "n_draft": 3, "drafter": "model"})
         others = in_turns(without, 2, **{**GREEDY, "drafter": "none"})
         assert tokens_of(turns) == tokens_of(others)
+    assert exact_rows
     for written in turns[1]:
         assert written.stats.n_prompt_reused == 64  # whole pieces
 
@@ -273,7 +250,7 @@ def test_all_sessions_hold_the_text_that_is_copied_back(kind: str, files: Files)
     assert min(held) >= len(text.tokens) - 5, held  # drafts may not have read the last round
 
 
-@pytest.mark.parametrize("name", ["mamba", "hybrid", "windows"])
+@pytest.mark.parametrize("name", ["mamba", "windows"])
 def test_checkpoints_are_copied_with_a_text(name: str, tmp_path: Path) -> None:
     files = ALL[name](tmp_path)
     with load(files) as engine:
@@ -284,18 +261,6 @@ def test_checkpoints_are_copied_with_a_text(name: str, tmp_path: Path) -> None:
 
 
 # Memory
-
-
-def test_the_texts_held_have_room_in_the_cache(tmp_path: Path) -> None:
-    with load({"target": tiny.write_llama(tmp_path / "t.gguf", n_embd=256)}, cache_ram=1) as engine:
-        cache = engine.pair.slots.cache
-        held = []
-        for which in range(12):
-            engine.generate(prompt_of(which, 200), **GREEDY)
-            held.append(cache.n_held)
-        assert cache.n_bytes == MIB
-        assert MIB / 2 < max(held) <= MIB
-        assert 1 < cache.n_texts < 11
 
 
 def test_without_room_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,12 +279,6 @@ def test_short_texts_and_small_changes_are_not_kept(tmp_path: Path) -> None:
         assert engine.pair.slots.cache.n_texts == 0
 
 
-def test_the_memory_is_named_in_whole_numbers(tmp_path: Path) -> None:
-    for value in (-1, 2**31, "all"):
-        with pytest.raises(OptionError, match="cache_ram"):
-            load(plain(tmp_path), cache_ram=value)
-
-
 def test_forget_drops_the_texts_kept(tmp_path: Path) -> None:
     with load(plain(tmp_path)) as engine:
         in_turns(engine, 3, 1, **GREEDY)
@@ -332,8 +291,7 @@ def test_forget_drops_the_texts_kept(tmp_path: Path) -> None:
 # What goes wrong
 
 
-@pytest.mark.parametrize("name", ["draft", "hybrid", "eagle3", "dflash"])
-@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(("name", "at"), [("draft", 0), ("hybrid", 1), ("eagle3", 1)])
 def test_a_copy_that_fails_leaves_the_prompt_to_be_read(
     name: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,9 +312,8 @@ def test_a_copy_that_fails_leaves_the_prompt_to_be_read(
     assert found[1][0].stats.n_prompt_reused < 20
 
 
-@pytest.mark.parametrize("name", ["draft", "hybrid"])
-def test_cells_of_another_model_are_refused(name: str, tmp_path: Path) -> None:
-    files = ALL[name](tmp_path)
+def test_cells_of_another_model_are_refused(tmp_path: Path) -> None:
+    files = with_draft(tmp_path)
     other = {"target": tiny.write_llama(tmp_path / "other.gguf", n_embd=64)}
     with load(files) as engine, load(other) as foreign:
         foreign.generate(prompt_of(1), **GREEDY)
@@ -370,37 +327,18 @@ def test_cells_of_another_model_are_refused(name: str, tmp_path: Path) -> None:
         assert engine.generate(prompt_of(1), **GREEDY).tokens == expected.tokens
 
 
-class Interrupted:
-    """Raises KeyboardInterrupt at the nth moment within a restore, as in test_interrupts."""
-
-    def __init__(self, at: int) -> None:
-        self.n_moments = 0
-        self._at = at
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        inside: FrameType | None = frame
-        while inside is not None and inside.f_code is not Slot.restore.__code__:
-            if inside.f_code.co_name == "_receive":  # called by llama.cpp, which it does not end
-                return
-            inside = inside.f_back
-        if inside is not None and event in ("call", "c_return"):
-            self.n_moments += 1
-            if self.n_moments == self._at:
-                raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("name", ["draft", "hybrid", "eagle3", "dflash", "windows"])
+@pytest.mark.parametrize("name", ["draft", "eagle3", "windows"])
 def test_ctrl_c_while_a_text_is_copied_back(name: str, tmp_path: Path) -> None:
     files = ALL[name](tmp_path)
     how = how_of(files)
     with load(files) as engine:
         prompt = [*prompt_of(1), *engine.generate(prompt_of(1), **how).tokens, 9]
         expected = engine.generate(prompt, **how).tokens
-        for at in count(1, 3):
+        for at in count(1, 7):
             engine.generate(prompt_of(1), **how)
             engine.generate(prompt_of(2), **how)
-            moments = Interrupted(at)
-            sys.setprofile(moments)
+            interrupted = Interrupted(at, within=Slot.restore)
+            sys.setprofile(interrupted)
             try:
                 with suppress(KeyboardInterrupt):
                     engine.generate(prompt, **how)
@@ -409,20 +347,6 @@ def test_ctrl_c_while_a_text_is_copied_back(name: str, tmp_path: Path) -> None:
             again = engine.generate(prompt, **how)
             assert again.tokens == expected
             assert again.stats.n_prompt_reused >= 80
-            assert moments.n_moments
-            if moments.n_moments < at:
+            if interrupted.is_late:
                 break
         assert at > 10
-
-
-def test_a_closed_engine_copies_nothing(tmp_path: Path) -> None:
-    engine = load(plain(tmp_path))
-    engine.generate(prompt_of(1), **GREEDY)
-    (slot,) = engine.pair.slots
-    text = slot.saved()
-    assert text is not None
-    engine.close()
-    with pytest.raises(ClosedError):
-        slot.saved()
-    with pytest.raises(ClosedError):
-        slot.restore(text)

@@ -9,8 +9,8 @@ from typing import Any
 import llama_cpp
 import pytest
 import tiny
+from engine.test_prompt_cache import ALL, GREEDY, load, prompt_of
 
-import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ClosedError, DecodeError
@@ -18,36 +18,14 @@ from ggufspec.llama import saved_text
 from ggufspec.llama.context import Context
 from ggufspec.llama.saved_text import SavedText
 
-GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 8}
 MIB = 2**20
 TOO_LARGE = 2**60  # bytes
-
-
-def load(target: Path, draft: Path | str | None = None, **options: Any) -> Engine:
-    how = {"n_ctx": 256, "n_batch": 32, "n_threads": 1, "tuned": False, "cache_ram": 64}
-    return ggufspec.load(target, draft, **{**how, **options})
-
-
-def prompt_of(which: int, n: int = 80) -> list[int]:
-    return [3 + (31 * which + (7 + 2 * which) * i) % 200 for i in range(n)]
 
 
 def texts_of(engine: Engine) -> list[Sequence[int]]:
     """Three texts, then the same ones again, in one slot."""
     prompts = [prompt_of(which) for which in range(3)] * 2
     return [engine.generate(prompt, **GREEDY).tokens for prompt in prompts]
-
-
-def test_a_text_that_is_larger_than_the_cache_is_not_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tiny.write_llama(tmp_path / "target.gguf", n_embd=256, n_layer=10)
-    with load(target, cache_ram=1) as engine:
-        engine.generate(prompt_of(0, 240), **GREEDY)
-        (slot,) = engine.pair.slots
-        assert slot.n_bytes > MIB
-        monkeypatch.setattr(saved_text, "save", None)  # is not called
-        engine.generate(prompt_of(1, 240), **GREEDY)
 
 
 def test_a_copy_never_exceeds_the_limit_beside_the_texts_that_are_kept(
@@ -62,7 +40,7 @@ def test_a_copy_never_exceeds_the_limit_beside_the_texts_that_are_kept(
         return saved
 
     monkeypatch.setattr(saved_text, "save", noted)
-    with load(tiny.write_llama(tmp_path / "t.gguf", n_embd=256), cache_ram=1) as engine:
+    with load({"target": tiny.write_llama(tmp_path / "t.gguf", n_embd=256)}, cache_ram=1) as engine:
         for which in range(12):
             engine.generate(prompt_of(which, 200), **GREEDY)
     assert MIB / 2 < max(held) <= MIB
@@ -86,7 +64,7 @@ FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("write", [tiny.write_llama, tiny.write_hybrid, tiny.write_swa])
+@pytest.mark.parametrize("write", [tiny.write_llama, tiny.write_hybrid])
 def test_a_text_that_cannot_be_saved_fails_no_other(
     write: Callable[[Path], Path],
     failure: str,
@@ -96,10 +74,10 @@ def test_a_text_that_cannot_be_saved_fails_no_other(
 ) -> None:
     """Checkpoints of the hybrid model are saved in the same way."""
     target = write(tmp_path / "target.gguf")
-    with load(target, cache_ram=0) as engine:
+    with load({"target": target}, cache_ram=0) as engine:
         expected = texts_of(engine)
     FAILURES[failure](monkeypatch)
-    with load(target) as engine:
+    with load({"target": target}) as engine:
         assert texts_of(engine) == expected
         assert engine.pair.slots.cache.n_texts == 0
     lines = [line for line in caplog.messages if "a text was not kept for later prompts" in line]
@@ -107,16 +85,12 @@ def test_a_text_that_cannot_be_saved_fails_no_other(
     assert all("\n" not in line for line in lines)
 
 
-@pytest.mark.parametrize("write", [tiny.write_mamba, tiny.write_hybrid, tiny.write_qwen35])
+@pytest.mark.parametrize("name", ["mamba", "rollback"])
 def test_a_checkpoint_that_cannot_be_saved_fails_no_text(
-    write: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = write(tmp_path / "target.gguf"), write(tmp_path / "draft.gguf", perturb=0.1)
     how: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "drafter": "model", "n_draft": 4}
-    with load(*files) as engine:
+    with load(ALL[name](tmp_path)) as engine:
         expected = engine.generate(prompt_of(0), **how)
         engine.forget()
         monkeypatch.setattr(Context, "checkpoint", fails)
@@ -133,8 +107,7 @@ def test_models_are_freed_where_a_profile_cannot_be_stored(
     def interrupted(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    files = tiny.write_llama(tmp_path / "target.gguf"), tiny.write_llama(tmp_path / "draft.gguf")
-    engine = load(*files, tuned=True)
+    engine = load(ALL["draft"](tmp_path), tuned=True)
     engine.generate("hello", max_tokens=32, ignore_eos=True)
     monkeypatch.setattr(profile_store, "remember", interrupted)
     with pytest.raises(KeyboardInterrupt):

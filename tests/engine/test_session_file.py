@@ -10,23 +10,21 @@ import signal
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny
-from engine.test_prompt_cache import ALL, GREEDY, HEADS, Files, how_of, load, prompt_of
+from engine.test_prompt_cache import ALL, GREEDY, HEADS, KINDS, Files, how_of, load, prompt_of
 from patience import PATIENCE
 
-import ggufspec
 from ggufspec.engine import session_file
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.prompt_cache import CachedText, PromptCache
 from ggufspec.errors import (
     CacheError,
-    ClosedError,
     DecodeError,
     GgufspecError,
     OptionError,
@@ -39,11 +37,7 @@ from ggufspec.llama.saved_text import SavedText
 START = 8 + 4 + 8 + 32  # bytes before the header
 
 
-@pytest.fixture(scope="module", params=ALL)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_text_is_not_read_again_by_another_engine(kind: str, tmp_path: Path) -> None:
     files = ALL[kind](tmp_path)
     how, path = how_of(files), tmp_path / "session"
@@ -56,6 +50,8 @@ def test_a_text_is_not_read_again_by_another_engine(kind: str, tmp_path: Path) -
         expected = [engine.generate([*text, 5], **how).tokens]
         engine.forget()
         expected.append(engine.generate([*text[:60], 5], **how).tokens)
+        unread = engine.save(tmp_path / "unread", prompt_of(3))
+        assert list(unread.tokens) == prompt_of(3)[:-1], "it was read first"
     assert saved.n_bytes == path.stat().st_size
     assert text[:-1] == saved.tokens[: len(text) - 1]
     with load(files) as engine:
@@ -67,21 +63,6 @@ def test_a_text_is_not_read_again_by_another_engine(kind: str, tmp_path: Path) -
             assert after.stats.n_rounds_without_draft <= 1
         engine.restore(path)
         assert engine.generate([*text[:60], 5], **how).tokens == expected[1]
-
-
-def test_what_was_not_read_is_read_first(kind: str, tmp_path: Path) -> None:
-    files = ALL[kind](tmp_path)
-    path = tmp_path / "session"
-    with load(files) as engine:
-        expected = engine.generate([*prompt_of(1), 5], **how_of(files)).tokens
-        engine.forget()
-        engine.generate(prompt_of(3), **{**GREEDY, "drafter": "none"})
-        assert list(engine.save(path, prompt_of(1)).tokens) == prompt_of(1)[:-1]
-    with load(files) as engine:
-        engine.restore(path)
-        found = engine.generate([*prompt_of(1), 5], **how_of(files))
-        assert found.stats.n_prompt_reused >= 78
-        assert found.tokens == expected
 
 
 @pytest.fixture
@@ -152,8 +133,6 @@ def test_other_targets_types_and_sizes_are_named(tmp_path: Path, files: Files, p
         (files, {"flash_attention": "off"}, "its flash_attention is auto, and now it is off"),
         (files, {"n_ctx": 64}, "a text of 79 tokens, and the context has 64"),
         (files, {"exact": True}, "its exact is False"),
-        (files, {"rope_freq_base": 5000.0}, r"its override_kv is \[\], and now .*5000"),
-        ({**files, "lora": [(tmp_path / "missing.gguf", 1.0)]}, {}, "missing"),
     ]
     for changed, options, message in cases:
         with pytest.raises(GgufspecError, match=message), load(changed, **options) as engine:
@@ -175,17 +154,6 @@ def test_a_model_with_other_weights_of_the_same_size_is_another_one(
         other.restore(path)
 
 
-def test_the_version_of_llama_cpp_matters(
-    engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.save(path, prompt_of(1))
-    import llama_cpp
-
-    monkeypatch.setattr(llama_cpp, "__version__", "0.0.1")
-    with pytest.raises(SessionError, match=r"llama_cpp_python is 0\.[3-9].*now it is 0\.0\.1"):
-        engine.restore(path)
-
-
 def test_separate_caches_need_as_many_slots(tmp_path: Path, path: Path) -> None:
     files = ALL["windows"](tmp_path)
     with load(files, n_slots=2) as engine:
@@ -195,15 +163,6 @@ def test_separate_caches_need_as_many_slots(tmp_path: Path, path: Path) -> None:
         pytest.raises(SessionError, match="n_slots of separate caches is 2"),
     ):
         engine.restore(path)
-
-
-def test_slots_that_share_a_cache_do_not(files: Files, path: Path) -> None:
-    with load(files, n_slots=2) as engine:
-        engine.save(path, prompt_of(1))
-    with load(files) as engine:
-        engine.restore(path)
-        found = engine.generate([*prompt_of(1), 5], **how_of(files))
-        assert found.stats.n_prompt_reused >= 79
 
 
 def test_another_draft_reads_the_text_anew(tmp_path: Path, files: Files, path: Path) -> None:
@@ -253,13 +212,13 @@ def test_what_is_no_session_is_refused(engine: Engine, path: Path, tmp_path: Pat
         engine.restore(7)  # type: ignore[arg-type]
 
 
-def test_a_thousand_damaged_files_never_reach_llama_cpp(
+def test_damaged_files_never_reach_llama_cpp(
     engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.save(path, prompt_of(1, 12))
     whole, dice = path.read_bytes(), random.Random(1)
     monkeypatch.setattr(saved_text, "restore", None)
-    for _ in range(1000):
+    for _ in range(300):
         path.write_bytes(mutated(whole, dice))
         with pytest.raises(SessionError):
             engine.restore(path)
@@ -299,7 +258,7 @@ def test_headers_with_other_values_are_refused_although_their_hash_is_right(
     whole, dice = path.read_bytes(), random.Random(1)
     n = int.from_bytes(whole[12:20], "little")
     monkeypatch.setattr(saved_text, "restore", None)
-    for _ in range(500):
+    for _ in range(300):
         header = json.loads(whole[START : START + n])
         at: Any = header
         keys: list[Any] = []
@@ -399,26 +358,6 @@ def test_prompts_are_checked(engine: Engine, path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_closed_engine_saves_and_restores_nothing(files: Files, path: Path) -> None:
-    engine = load(files)
-    engine.save(path, prompt_of(1))
-    engine.close()
-    with pytest.raises(ClosedError):
-        engine.save(path, prompt_of(1))
-    with pytest.raises(ClosedError):
-        engine.restore(path)
-
-
-def test_a_callback_cannot_save(engine: Engine, path: Path) -> None:
-    calls: list[Callable[[], object]] = [
-        lambda: engine.save(path, prompt_of(1)),
-        lambda: engine.restore(path),
-    ]
-    for call in calls:
-        with pytest.raises(OptionError, match="progress callback"):
-            engine.generate(prompt_of(1), progress=lambda *_, call=call: call(), **GREEDY)
-
-
 def test_all_parts_of_a_text_come_back(path: Path) -> None:
     random = np.random.default_rng(1)
     state = random.normal(size=(1, 7)).astype(np.float32)
@@ -442,7 +381,3 @@ def test_all_parts_of_a_text_come_back(path: Path) -> None:
     assert found.saved[1].state is not None
     assert (found.saved[1].state == state).all()
     assert found.saved[2] is None
-
-
-def test_the_error_is_public() -> None:
-    assert issubclass(ggufspec.SessionError, ggufspec.GgufspecError)

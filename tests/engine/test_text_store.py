@@ -11,7 +11,7 @@ import tiny
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.errors import OptionError, PromptError
+from ggufspec.errors import PromptError
 from ggufspec.standin import embedded
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -93,10 +93,6 @@ def test_texts_in_files_are_drafted_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"n_remembered": -1}, OptionError, "n_remembered is -1; it must be at least 0"),
-        ({"n_remembered": 1.5}, OptionError, "n_remembered is 1.5; it must be a whole number"),
-        ({"draft_texts": "notes.txt"}, OptionError, "it must be a list of files"),
-        ({"draft_texts": [5]}, OptionError, "an entry of draft_texts is 5"),
         ({"draft_texts": ["folder"]}, PromptError, "the draft text folder is a folder; name a"),
         ({"draft_texts": ["none"]}, PromptError, "the draft text none cannot be read: No such"),
         ({"draft_texts": ["binary"]}, PromptError, "the draft text binary is not UTF-8: byte 2"),

@@ -138,8 +138,3 @@ def test_long_conversations_take_linear_time(render: Any) -> None:
     render(ALTERNATES, [{"role": U, "content": "x" * 20}] * 40_000)
     render(single, [*messages_of((U, "a")), said, *results])
     assert time.process_time() - began < 2  # some 0.3 s; quadratic: more than 10 s
-
-
-def test_what_no_order_helps_is_refused(render: Any) -> None:
-    with pytest.raises(PromptError, match="the user must ask"):
-        render("{{ raise_exception('the user must ask') }}", messages_of(*LATER))
