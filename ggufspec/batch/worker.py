@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import FileIO
 from queue import SimpleQueue
 from time import perf_counter
@@ -104,7 +105,7 @@ def _generate(
         turns.append(text)
         tokens = _to_tokens(engine, prompt, turns, task)
         seed = prompt_seed(task["seed"], prompt.index, turn)
-        stream = engine.begin(tokens, options, seed=seed, progress=check_time)
+        stream = engine.begin(tokens, replace(options, seed=seed, progress=check_time))
         for _ in stream:
             check_time()
         turns.append(stream.completion.text)

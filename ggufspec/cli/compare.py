@@ -194,7 +194,7 @@ def _run_lane(engine: Engine, prompt: str | list[int], name: str, options: Check
     # No progress bar: its thread would take time from the generation.
     counts = render.is_terminal(sys.stderr)
     with late_bars() as bars:
-        stream = engine.begin(prompt, options, progress=bars.prompt)
+        stream = engine.begin(prompt, replace(options, progress=bars.prompt))
         start = perf_counter()
         try:
             for chunk in stream:

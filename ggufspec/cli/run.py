@@ -91,7 +91,7 @@ def command(
             [(asked["system"] or "") + text], settings["max_tokens"]
         )
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, paths, settings):
-        options = replace(text_settings.checked(settings), prediction=predicted)
+        options = text_settings.checked({**settings, "prediction": predicted})
         prompt = prompt_of(engine, text, asked)
         if prompt_cache is not None and (prompt_cache_ro or prompt_cache.exists()):
             engine.restore(prompt_cache)
@@ -195,7 +195,7 @@ def generate(
     """
     interrupted = False
     with late_bars() as bars:
-        stream = engine.begin(prompt, options, progress=bars.prompt)
+        stream = engine.begin(prompt, replace(options, progress=bars.prompt))
         try:
             for chunk in stream:
                 bars.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 
 from typing_extensions import Unpack
@@ -10,7 +11,6 @@ from typing_extensions import Unpack
 from ggufspec.common import validate
 from ggufspec.common.facts import counted
 from ggufspec.common.files import CACHE_VARIABLE
-from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
@@ -106,23 +106,11 @@ class Engine:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
         return self.begin(prompt, CheckedOptions.of({**self.file_sampling.options, **options}))
 
-    def begin(
-        self,
-        prompt: str | Sequence[int],
-        options: CheckedOptions,
-        *,
-        seed: int | None = None,
-        progress: NamedProgress | None = None,
-    ) -> Stream:
-        """As `stream`, but for options that are complete: nothing comes from the target's file.
-
-        `seed` and `progress` replace those of the options.
-        """
+    def begin(self, prompt: str | Sequence[int], options: CheckedOptions) -> Stream:
+        """As `stream`, but for options that are complete: nothing comes from the target's file."""
         self.pair.lock.check()
         tokens = self.tokenize(prompt, n_least=options.n_least)
-        return Stream(
-            self.scheduler, Generation(self.pair, tokens, options, seed=seed, progress=progress)
-        )
+        return Stream(self.scheduler, Generation(self.pair, tokens, options))
 
     def check(self, options: CheckedOptions) -> None:
         """Raise the OptionError that a text with these options would raise."""
@@ -146,9 +134,10 @@ class Engine:
         checked = CheckedOptions.of({**self.file_sampling.options, **options})
         seed = checked.seed
         all_tokens = [self.tokenize(prompt, n_least=checked.n_least) for prompt in prompts]
+        seeds = [None if seed is None else seed + i for i in range(len(all_tokens))]
         generations = (
-            Generation(self.pair, tokens, checked, seed=None if seed is None else seed + i)
-            for i, tokens in enumerate(all_tokens)
+            Generation(self.pair, tokens, replace(checked, seed=each))
+            for tokens, each in zip(all_tokens, seeds, strict=True)
         )
         return self.scheduler.write_all(generations)
 

@@ -13,7 +13,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
 from ggufspec.decoding.rng import by_position, uniform_streams
@@ -48,12 +47,10 @@ class Generation:
         tokens: Sequence[int],
         options: CheckedOptions,
         *,
-        seed: int | None = None,
-        progress: NamedProgress | None = None,
         n_top: int | None = None,
         prompt_logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> None:
-        """`tokens`: as Engine.tokenize returns them. `seed`, `progress`: instead of the options'.
+        """`tokens`: as Engine.tokenize returns them.
 
         `n_top`: chunks have log-probabilities of their tokens and of the `n_top` likeliest tokens
         at each position, before sampling, from the logits that verify the draft; None: no
@@ -62,8 +59,7 @@ class Generation:
 
         Raises OptionError, DecodeError, ClosedError.
         """
-        seed = options.seed if seed is None else seed
-        self.seed = secrets.randbits(32) if seed is None else seed
+        self.seed = secrets.randbits(32) if options.seed is None else options.seed
         self.finish_reason: FinishReason | None = None
         self.is_over = False  # no further chunks will be added
         self.is_reading = True  # its prompt is not processed yet
@@ -84,8 +80,9 @@ class Generation:
         self._has_model = pair.draft is not None and drafters.uses_model(drafter_name)
         self._has_stage = drafter_name == "staged" and pair.draft is not None and pair.head is None
         self._temperature = options.sampling.effective_temperature
-        self.repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
-        self._progress = options.progress if progress is None else progress
+        self.repeats = options.seed is not None and (
+            self._temperature > 0 or pair.repeats_greedy_texts
+        )
         in_blocks = rules.known(options.verify) == "traversal"
         self._policy, self._policy_of_draft = LengthPolicy(), LengthPolicy()
         if options.tree == "on":
@@ -93,15 +90,15 @@ class Generation:
         if options.n_draft == "auto" and drafter_name != "none":
             how = {"repeats": self.repeats, "in_blocks": in_blocks}
             if self.repeats:
-                calibrate(pair, self._progress)
+                calibrate(pair, options.progress)
             self._policy = pair.profile.policy(self._temperature, has_model=self._has_model, **how)
             if self._has_stage:
                 if self.repeats:
-                    calibrate_draft(pair, self._progress)
+                    calibrate_draft(pair, options.progress)
                 self._policy_of_draft = pair.profile_of_draft.policy(
                     self._temperature, has_model=False, **how
                 )
-        self._heard = self.lock.callback(self._progress)
+        self._heard = self.lock.callback(options.progress)
         self.reading = Reading(pair, tokens, self._heard, is_all=options.max_tokens == 0)
         self._pieces: Pieces  # once it has begun
         self._drafter, self._loop = self._made(options, drafter_name)

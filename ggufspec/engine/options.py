@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence, Set, Sized
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
@@ -91,7 +91,7 @@ class GenerateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CheckedOptions:
-    """The options of one generation, checked once. Raises OptionError."""
+    """The options of one generation: `of` checks them; nothing else does, nor a `replace`."""
 
     max_tokens: int | None = None
     n_draft: int | str = defaults.N_DRAFT
@@ -116,11 +116,11 @@ class CheckedOptions:
     progress: NamedProgress | None = None
     sampling: Sampling = field(default_factory=Sampling)
     # What the text must match, for GrammarConstraint; None: any text.
-    constraint_grammar: str | None = field(init=False)
+    constraint_grammar: str | None = None
 
     @staticmethod
     def of(options: GenerateOptions) -> CheckedOptions:
-        """Check options; those of SAMPLING become `sampling`."""
+        """Check options; those of SAMPLING become `sampling`. Raises OptionError, TypeError."""
         rest: dict[str, Any] = dict(options)
         for name in options:
             if (why := refusal(name, name)) and rest.pop(name):  # 0 is off
@@ -128,7 +128,21 @@ class CheckedOptions:
         sampling = {name: rest.pop(name) for name in SAMPLING if name in rest}
         if unknown := sorted(rest.keys() - {each.name for each in fields(CheckedOptions)}):
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
-        return CheckedOptions(sampling=Sampling(**sampling), **rest)
+        given = CheckedOptions(sampling=Sampling(**sampling), **rest)
+        _check(given)
+        stop = (given.stop,) if isinstance(given.stop, str) else given.stop
+        stop = list(stop) if isinstance(stop, Set) else stop
+        prediction = given.prediction
+        if prediction is not None and not isinstance(prediction, str):
+            prediction = validate.tokens("prediction", prediction)
+        return replace(
+            given,
+            n_draft=_checked_n_draft(given.n_draft),
+            stop=validate.texts("stop", () if stop is None else stop),
+            stop_tokens=validate.tokens("stop_tokens", given.stop_tokens),
+            prediction=prediction,
+            constraint_grammar=_constraint_grammar(given),
+        )
 
     @property
     def n_least(self) -> int:
@@ -152,72 +166,70 @@ class CheckedOptions:
             return "auto"
         return "model" if has_draft else "none"
 
-    def __post_init__(self) -> None:
-        if isinstance(self.n_draft, str):
-            if self.n_draft != "auto":
-                raise OptionError(
-                    f"n_draft is {self.n_draft!r}; it must be a whole number, or 'auto'"
-                )
-        else:
-            object.__setattr__(self, "n_draft", validate.whole("n_draft", self.n_draft))
-            if self.n_draft < 1:
-                raise OptionError(
-                    f"n_draft is {self.n_draft}; it must be at least 1, or 'auto'. "
-                    "To decode without drafting, use the drafter 'none'"
-                )
-        for name, least in (("max_tokens", 0), ("seed", 0), ("min_tokens", 0)):
-            value = getattr(self, name)
-            if value is not None and validate.whole(name, value) < least:
-                raise OptionError(f"{name} is {value}; it must be at least {least}")
-        for name in ("grammar", "regex", "drafter"):
-            if getattr(self, name) is not None:
-                validate.text(name, getattr(self, name))
-        if self.prediction is not None:
-            if not isinstance(self.prediction, str):
-                tokens = validate.tokens("prediction", self.prediction)
-                object.__setattr__(self, "prediction", tokens)
-            if not self.prediction:
-                raise OptionError("prediction is empty; give at least one token, or leave it out")
-            if self.drafter in ("model", "staged"):
-                raise OptionError(
-                    f"the drafter {self.drafter!r} uses no prediction; use 'auto' or 'ngram' "
-                    "(drafter, --drafter)"
-                )
-        if self.tree not in defaults.TREES:
-            known = ", ".join(map(repr, defaults.TREES))
-            raise OptionError(f"tree is {self.tree!r}; it must be one of {known}")
-        rules.rule(validate.text("verify", self.verify))
-        validate.switch("ignore_eos", self.ignore_eos)
-        validate.switch("context_shift", self.context_shift)
-        validate.whole("n_keep", self.n_keep)
-        validate.function("progress", self.progress)
-        is_model = isinstance(self.json_schema, type) and hasattr(
-            self.json_schema, "model_json_schema"
-        )
-        if not is_model and not isinstance(self.json_schema, (str, Mapping, bool, type(None))):
+
+def _check(given: CheckedOptions) -> None:
+    """Raise the OptionError of a value that cannot be used, but for those that `of` converts."""
+    for name in ("max_tokens", "seed", "min_tokens"):
+        value = getattr(given, name)
+        if value is not None and validate.whole(name, value) < 0:
+            raise OptionError(f"{name} is {value}; it must be at least 0")
+    for name in ("grammar", "regex", "drafter"):
+        if getattr(given, name) is not None:
+            validate.text(name, getattr(given, name))
+    if given.prediction is not None:
+        if isinstance(given.prediction, Sized) and not len(given.prediction):
+            raise OptionError("prediction is empty; give at least one token, or leave it out")
+        if given.drafter in ("model", "staged"):
             raise OptionError(
-                f"json_schema is {self.json_schema!r}; it must be the text of a schema, a dict, or "
-                "a pydantic model"
+                f"the drafter {given.drafter!r} uses no prediction; use 'auto' or 'ngram' "
+                "(drafter, --drafter)"
             )
-        if self.choices is not None and not validate.texts("choices", self.choices):
-            raise OptionError("choices is empty; give at least one text")
-        validate.texts("dry_sequence_breakers", self.dry_sequence_breakers)
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        stop = list(stop) if isinstance(stop, Set) else stop
-        object.__setattr__(self, "stop", validate.texts("stop", () if stop is None else stop))
-        object.__setattr__(self, "stop_tokens", validate.tokens("stop_tokens", self.stop_tokens))
-        DraftTemperature(self.sampling.temperature, self.draft_temperature)
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise OptionError(f"{' and '.join(given)} are given; give one of them")
-        for name in ("ignore_eos", "min_tokens") if given else ():
-            if getattr(self, name):
-                raise OptionError(
-                    f"{name} bans the tokens that end a text, but {given[0]} says where it ends; "
-                    "leave one of them out"
-                )
-        made = [_GRAMMARS[name](getattr(self, name)) for name in given]
-        object.__setattr__(self, "constraint_grammar", made[0] if made else None)
+    if given.tree not in defaults.TREES:
+        known = ", ".join(map(repr, defaults.TREES))
+        raise OptionError(f"tree is {given.tree!r}; it must be one of {known}")
+    rules.rule(validate.text("verify", given.verify))
+    validate.switch("ignore_eos", given.ignore_eos)
+    validate.switch("context_shift", given.context_shift)
+    validate.whole("n_keep", given.n_keep)
+    validate.function("progress", given.progress)
+    validate.texts("dry_sequence_breakers", given.dry_sequence_breakers)
+    DraftTemperature(given.sampling.temperature, given.draft_temperature)
+
+
+def _checked_n_draft(n_draft: int | str) -> int | str:
+    if n_draft == "auto":
+        return n_draft
+    if isinstance(n_draft, str):
+        raise OptionError(f"n_draft is {n_draft!r}; it must be a whole number, or 'auto'")
+    if validate.whole("n_draft", n_draft) < 1:
+        raise OptionError(
+            f"n_draft is {n_draft}; it must be at least 1, or 'auto'. "
+            "To decode without drafting, use the drafter 'none'"
+        )
+    return validate.whole("n_draft", n_draft)
+
+
+def _constraint_grammar(given: CheckedOptions) -> str | None:
+    """What the text must match. Raises OptionError."""
+    schema = given.json_schema
+    is_model = isinstance(schema, type) and hasattr(schema, "model_json_schema")
+    if not is_model and not isinstance(schema, (str, Mapping, bool, type(None))):
+        raise OptionError(
+            f"json_schema is {schema!r}; it must be the text of a schema, a dict, or "
+            "a pydantic model"
+        )
+    if given.choices is not None and not validate.texts("choices", given.choices):
+        raise OptionError("choices is empty; give at least one text")
+    names = [name for name in CONSTRAINTS if getattr(given, name) is not None]
+    if len(names) > 1:
+        raise OptionError(f"{' and '.join(names)} are given; give one of them")
+    for name in ("ignore_eos", "min_tokens") if names else ():
+        if getattr(given, name):
+            raise OptionError(
+                f"{name} bans the tokens that end a text, but {names[0]} says where it ends; "
+                "leave one of them out"
+            )
+    return _GRAMMARS[names[0]](getattr(given, names[0])) if names else None
 
 
 class FileSampling(NamedTuple):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from time import perf_counter
 from typing import Any, Literal, TypeVar
@@ -284,11 +284,13 @@ class EngineWorker:
             parsed, index = request.parsed, request.pending.popleft()
             prompt, n_top = request.prompt_of(index), parsed.n_top
             has_scores = parsed.echo is not None and n_top is not None
+            options = parsed.options
+            if parsed.seed is not None:
+                options = replace(options, seed=(parsed.seed + index) % _N_SEEDS)
             generation = Generation(
                 self._engine.pair,
                 prompt,
-                parsed.options,
-                seed=None if parsed.seed is None else (parsed.seed + index) % _N_SEEDS,
+                options,
                 n_top=n_top,
                 prompt_logprobs=self._scores.known(prompt, n_top or 0) if has_scores else None,
             )

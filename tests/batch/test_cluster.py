@@ -6,17 +6,14 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Timer
 from typing import Any
 
 import pytest
-from batch.conftest import BatchSetup, killing, texts, together
+from batch.conftest import BatchSetup, texts, together
 from patience import PATIENCE, comes_true, is_alive
 
 from ggufspec.batch import cluster as cluster_module
@@ -58,27 +55,8 @@ def are_gone(*pids: int) -> bool:
     return comes_true(lambda: not any(map(is_alive, pids)))
 
 
-def until(lines: Iterable[bytes], what: bytes) -> Iterator[bytes]:
-    for line in lines:
-        yield line
-        if what in line:
-            return
-
-
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def killing_the_actor(index: int) -> Callable[[BatchEvent], None]:
-    """Once, kills the actor of the worker that begins this prompt."""
-    left = [index]
-
-    def report(event: BatchEvent) -> None:
-        if event.what == "begun" and event.index in left:
-            left.clear()
-            os.kill(parent(event.pid), signal.SIGKILL)
-
-    return report
 
 
 # What it writes
@@ -105,40 +83,53 @@ def test_a_cluster_changes_no_text(
 # Crashes
 
 
-def test_killed_workers_are_replaced_and_their_prompts_tried_again(
+def test_a_lost_worker_is_replaced_and_its_prompt_tried_again(
     batch: BatchSetup, start: StartWorker
 ) -> None:
-    """The process of a worker, and the actor above one."""
-    calm = batch.run(texts(4), "calm")
-    kill_process, kill_actor = killing(1, n_times=1), killing_the_actor(2)
+    """Its actor is killed, which ends its process."""
+    left = [1]
 
     def report(event: BatchEvent) -> None:
-        kill_process(event)
-        kill_actor(event)
+        if event.what == "begun" and event.index in left:
+            left.clear()
+            os.kill(parent(event.pid), signal.SIGKILL)
 
-    records = batch.run(texts(4), "killed", n_workers=2, report=report, start=start)
-    assert list(map(of_text, records)) == list(map(of_text, calm))
-    assert [record["attempts"] for record in records] == [1, 2, 2, 1]
-    deaths = {event.index: event for event in batch.events_of("ended")}
-    assert sorted(event.index or 0 for event in batch.events_of("ended")) == [1, 2]
-    assert all(death.will_retry for death in deaths.values())
-    assert "killed by SIGKILL" in deaths[1].reason
-    assert deaths[2].reason.startswith("its worker was lost: ")
-    assert all(death.reason.endswith(f"(on node {death.node})") for death in deaths.values())
+    records = batch.run(texts(3), report=report, start=start)
+    assert [(record["attempts"], record["error"]) for record in records] == [
+        (1, None),
+        (2, None),
+        (1, None),
+    ]
+    (death,) = batch.events_of("ended")
+    assert (death.index, death.will_retry) == (1, True)
+    assert death.reason.startswith("its worker was lost: ")
+    assert death.reason.endswith(f"(on node {death.node})")
     assert are_gone(*(event.pid for event in batch.events_of("begun")))
 
 
-def test_a_prompt_fails_after_its_retries(batch: BatchSetup, start: StartWorker) -> None:
-    records = batch.run(texts(3), report=killing(1), n_retries=1, start=start)
-    assert records[1]["error"].startswith("its worker process was killed by SIGKILL")
-    assert [record["error"] is None for record in records] == [True, False, True]
-    assert [event.index for event in batch.events_of("begun")] == [0, 1, 1, 2]
+def test_files_that_are_not_on_the_node(batch: BatchSetup, start: StartWorker) -> None:
+    """They have absolute paths there, since the worker has another working directory."""
+    at = re.escape(str(Path("nowhere").absolute()))
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"target": "nowhere"}, ModelError, rf"node {socket.gethostname()} cannot read {at}"),
+        ({"load": {"lora": [["/nowhere", 0.5]]}}, ModelError, "cannot read /nowhere; every node"),
+        ({"load": {"draft_texts": ["nowhere"]}}, PromptError, rf"the draft text {at} cannot be"),
+    ]
+    for how, error, said in cases:
+        with pytest.raises(error, match=said):
+            batch.run(texts(1), start=start, **how)
 
 
-def test_a_model_that_is_not_on_the_node(batch: BatchSetup, start: StartWorker) -> None:
-    node = socket.gethostname()
-    with pytest.raises(ModelError, match=rf"node {node} cannot read .*nowhere\.gguf"):
-        batch.run(texts(2), start=start, target="/nowhere.gguf")
+def test_other_files_or_another_version_on_the_node(
+    batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster_module, "fingerprint", lambda path: "another")
+        with pytest.raises(ModelError, match=r"has a different file at .*target\.gguf"):
+            batch.run(texts(1), start=start)
+    monkeypatch.setattr(cluster_module, "__version__", "99")
+    with pytest.raises(ClusterError, match="not 99; install the same everywhere"):
+        batch.run(texts(1), start=start)
 
 
 def test_models_have_absolute_paths_on_the_node(
@@ -150,56 +141,6 @@ def test_models_have_absolute_paths_on_the_node(
     monkeypatch.chdir(batch.draft.parent)
     (record,) = batch.run(texts(1), "found", start=start, draft=batch.draft.name)
     assert record["error"] is None
-
-
-def test_adapters_are_looked_for_on_the_node(batch: BatchSetup, start: StartWorker) -> None:
-    load = {"lora": [["/nowhere.gguf", 0.5]]}
-    with pytest.raises(ModelError, match=r"cannot read /nowhere\.gguf; every node"):
-        batch.run(texts(1), start=start, load=load)
-
-
-def test_draft_texts_have_absolute_paths_on_the_node(batch: BatchSetup, start: StartWorker) -> None:
-    wanted = re.escape(str(Path("nowhere.txt").absolute()))
-    with pytest.raises(PromptError, match=rf"the draft text {wanted} cannot be read"):
-        batch.run(texts(1), start=start, load={"draft_texts": ["nowhere.txt"]})
-
-
-def test_another_model_on_the_node(
-    batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster_module, "fingerprint", lambda path: "another")
-    with pytest.raises(ModelError, match=r"has a different file at .*target\.gguf"):
-        batch.run(texts(2), start=start)
-
-
-def test_another_ggufspec_on_the_node(
-    batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster_module, "__version__", "99")
-    with pytest.raises(ClusterError, match="not 99; install the same everywhere"):
-        batch.run(texts(2), start=start)
-
-
-def test_when_the_command_is_killed_its_workers_go_and_the_cluster_stays(
-    ray: Any, batch: BatchSetup, start: StartWorker
-) -> None:
-    prompts = batch.folder / "prompts.txt"
-    prompts.write_text("hello\nhello hello\n")
-    address = ray.get_runtime_context().gcs_address
-    command = ["batch", prompts, "-m", batch.target, "-o", "/dev/null", "-t", "1", "-n", "4000"]
-    command += ["--ignore-eos", "--num-processes", "2", "--cluster", address, "-v"]
-    program = [sys.executable, "-m", "ggufspec", *map(str, command)]
-    with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        at_most = Timer(PATIENCE, process.kill)
-        at_most.start()
-        said = [line.decode() for line in until(process.stderr, b"begins prompt 2")]
-        at_most.cancel()
-        process.kill()
-    pids = [int(pid) for pid in re.findall(r"\((\d+) on .* begins prompt", "".join(said))]
-    assert len(pids) == 2, said
-    assert are_gone(*pids)
-    assert batch.run(texts(1), start=start)[0]["error"] is None
 
 
 # Room
@@ -240,30 +181,19 @@ def test_a_worker_too_large_for_any_node_is_reported_and_can_be_closed(batch: Ba
     assert events.get(timeout=PATIENCE) == (3, None)
 
 
-@pytest.mark.parametrize(
-    ("n_cpus", "n_workers", "n_each"),
-    [
-        ([8], 1, 8),
-        ([8], 3, 2),
-        ([8, 8], 2, 8),
-        ([8, 8], 3, 4),
-        ([8, 2], 3, 2),
-        ([0, 4], 2, 2),
-        ([2], 5, 1),
-        ([], 1, 1),
-    ],
-)
-def test_workers_divide_the_nodes(n_cpus: list[int], n_workers: int, n_each: int) -> None:
-    assert threads_each(n_cpus, n_workers) == n_each
+def test_workers_divide_the_nodes() -> None:
+    cases = [([8], 3, 2), ([8, 8], 2, 8), ([8, 8], 3, 4), ([8, 2], 3, 2), ([2], 5, 1), ([], 1, 1)]
+    for n_cpus, n_workers, n_each in cases:
+        assert threads_each(n_cpus, n_workers) == n_each
 
 
 # Addresses
 
 
-@pytest.mark.parametrize("address", ["prompts.jsonl", "", "host", "http://host:1", "host:port"])
-def test_invalid_addresses_are_refused(address: str) -> None:
-    with pytest.raises(OptionError, match="is not an address of a Ray cluster"):
-        check(address)
+def test_invalid_addresses_are_refused() -> None:
+    for address in ("prompts.jsonl", "", "http://host:1", "host:port"):
+        with pytest.raises(OptionError, match="is not an address of a Ray cluster"):
+            check(address)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,17 +35,9 @@ def of_text(record: dict[str, Any]) -> list[Any]:
     return [record[name] for name in names]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"n_draft": 3},
-        {"n_draft": "auto", "max_tokens": 60},
-        {"n_draft": "auto", "max_tokens": 60, "temperature": 0.0},
-    ],
-    ids=["fixed", "auto", "auto greedy"],
-)
-def test_the_number_of_workers_changes_no_text(settings: dict[str, Any], batch: BatchSetup) -> None:
+def test_the_number_of_workers_changes_no_text(batch: BatchSetup) -> None:
     load = {"n_threads": None}  # so that each has its share, as people run it
+    settings: dict[str, Any] = {"n_draft": "auto", "max_tokens": 60}
     one = batch.run(texts(8), "one", settings=settings, load=load)
     three = batch.run(
         texts(8), "three", settings=settings, load=load, n_workers=3, report=together(3)
@@ -56,27 +47,26 @@ def test_the_number_of_workers_changes_no_text(settings: dict[str, Any], batch: 
     assert {record["worker"] for record in one} == {1}
     assert {record["worker"] for record in three} == {1, 2, 3}
     assert all(is_gone(event.pid) for event in batch.events_of("ready"))
-    assert len({record["text"] for record in one}) == (3 if "temperature" in settings else 8), (
-        "seeds"
-    )
+    assert len({record["text"] for record in one}) == 8, "each has a seed of its own"
 
 
 def test_an_engine_of_its_own_writes_the_same_text_from_the_recorded_seed(
     batch: BatchSetup,
 ) -> None:
     records = batch.run(texts(3), settings={"verify": "rejection"}, seed=7)
-    for prompt, record in zip(texts(3), records, strict=True):
-        with load(batch.target, batch.draft, n_threads=1, tuned=False) as engine:
-            done = engine.generate(
-                prompt.turns[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
-            )
-        assert record["text"] == done.text
-        assert record["seed"] == prompt_seed(7, prompt.index)
-        assert (record["n_prompt"], record["n_generated"]) == (done.stats.n_prompt, 24)
-        assert record["acceptance"] == done.stats.acceptance
-        assert (record["finish_reason"], record["error"]) == ("length", None)
-        assert record["seconds"] > 0
-        assert record["tokens_per_second"] > 0
+    record = records[2]
+    with load(batch.target, batch.draft, n_threads=1, tuned=False) as engine:
+        done = engine.generate(
+            texts(3)[2].turns[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
+        )
+    assert record["text"] == done.text
+    assert record["seed"] == prompt_seed(7, 2)
+    assert (record["n_prompt"], record["n_generated"]) == (done.stats.n_prompt, 24)
+    assert record["acceptance"] == done.stats.acceptance
+    assert (record["finish_reason"], record["error"]) == ("length", None)
+    assert record["seconds"] > 0
+    assert record["tokens_per_second"] > 0
+    assert prompt_seed(1, 2) == prompt_seed(1, 2, 0) == 1809754618 != prompt_seed(1, 2, 1)
 
 
 def test_the_steps_of_loading_are_reported(batch: BatchSetup) -> None:
@@ -94,19 +84,6 @@ def test_a_killed_worker_is_replaced_and_its_prompt_tried_again(batch: BatchSetu
     (death,) = batch.events_of("ended")
     assert (death.index, death.will_retry) == (2, True)
     assert "killed by SIGKILL" in death.reason
-
-
-def test_a_prompt_is_announced_before_the_worker_can_begin_it(batch: BatchSetup) -> None:
-    """Else, on a busy machine, a worker that is killed at that event has finished the prompt."""
-    kill = killing(1, n_times=1)
-
-    def report(event: BatchEvent) -> None:
-        if event.what == "begun":
-            time.sleep(0.3)  # a prompt takes some milliseconds
-        kill(event)
-
-    records = batch.run(texts(3), report=report)
-    assert [record["attempts"] for record in records] == [1, 2, 1]
 
 
 def test_a_prompt_fails_after_its_retries_and_the_others_do_not(
@@ -175,7 +152,7 @@ def test_a_worker_that_hangs_is_killed(batch: BatchSetup) -> None:
         if event.what == "begun" and event.index == 0:
             os.kill(event.pid, signal.SIGSTOP)
 
-    records = batch.run(texts(2), report=freeze, timeout=5.0, grace=0.3)
+    records = batch.run(texts(2), report=freeze, timeout=2.0, grace=0.3)
     assert "took longer than" in records[0]["error"]
     assert records[0]["attempts"] == 1, "it would take too long again"
     assert records[1]["error"] is None

@@ -194,15 +194,12 @@ def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Pat
         ({"file": tmp_path / "none"}, [], ERROR, "cannot be read"),
         ({"out": "there.jsonl"}, [], USAGE, "there.jsonl exists already"),
         ({"out": "there.jsonl"}, ["--resume"], USAGE, "not written by ggufspec batch"),
-        ({"out": "no/r.jsonl"}, [], ERROR, "there is no folder"),
         ({"out": "."}, [], ERROR, "it is a folder"),
         ({"out": "-"}, ["--resume"], USAGE, "--resume needs the output file"),
         ({}, ["--retry-failed"], USAGE, "needs --resume"),
         ({}, ["--no-chat", "--system", "x"], USAGE, "--system needs the chat template"),
-        ({}, ["-n", "-3"], USAGE, "-3 is not in the range x>=-2"),
         ({}, ["--num-processes", "0"], USAGE, "0 is not in the range"),
         ({}, ["--num-processes", "2", "--rpc", "a:1"], USAGE, "one process at a time"),
-        ({}, ["--temp", "-1"], USAGE, "-1"),
     ]:
         result = batch(*args, **how)
         assert (result.code, result.out) == (code, ""), result.err
@@ -224,18 +221,15 @@ def test_a_model_that_cannot_be_loaded_ends_it(batch: Command, tmp_path: Path) -
 
 
 @linux
-@pytest.mark.parametrize("n_finished", [0, 1, 5])
-def test_kill_9_of_everything_loses_and_repeats_nothing(
-    n_finished: int, long: Callable[..., Long]
-) -> None:
+def test_kill_9_of_everything_loses_and_repeats_nothing(long: Callable[..., Long]) -> None:
     first = long()
-    first.wait_for(n_finished)
+    first.wait_for(2)
     workers = first.workers()
     os.killpg(first.process.pid, signal.SIGKILL)
     first.end()
     assert comes_true(lambda: not any(map(is_alive, workers)))
     kept = {record["index"]: record for record in records(first.part)}
-    assert n_finished <= len(kept) < N
+    assert 2 <= len(kept) < N
     with first.part.open("ab") as torn:
         torn.write(b'{"index": 9, "text": "he')
     second = long("--resume")

@@ -18,7 +18,7 @@ from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 
 PROMPT = [1, 40]
-N_TOKENS, N_TEXTS = 3, 700  # the first tokens of a text, which are counted
+N_TOKENS, N_TEXTS = 3, 500  # the first tokens of a text, which are counted
 SAMPLED: Any = {"temperature": 1.0, "top_k": 3, "top_p": 1.0, "min_p": 0.0}
 # Draws from the target where a draft is rejected, and not from the residual distribution.
 WRONG_RULE = """

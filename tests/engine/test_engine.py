@@ -261,17 +261,17 @@ def test_options_are_checked_once_and_a_prompt_is_tokenized_once(
 ) -> None:
     checks: list[object] = []
     texts: list[object] = []
-    check, tokenize = CheckedOptions.__post_init__, Engine.tokenize
+    check, tokenize = CheckedOptions.of, Engine.tokenize
 
-    def counted(self: CheckedOptions) -> None:
-        checks.append(self)
-        check(self)
+    def counted(options: Any) -> CheckedOptions:
+        checks.append(options)
+        return check(options)
 
     def counted_prompt(self: Engine, prompt: str, **how: int) -> list[int]:
         texts.append(prompt)
         return tokenize(self, prompt, **how)
 
-    monkeypatch.setattr(CheckedOptions, "__post_init__", counted)
+    monkeypatch.setattr(CheckedOptions, "of", staticmethod(counted))
     monkeypatch.setattr(Engine, "tokenize", counted_prompt)
     pair.generate(PROMPTS[0], max_tokens=1, seed=1)
     assert (len(checks), texts) == (1, PROMPTS[:1])

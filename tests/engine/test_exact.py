@@ -28,6 +28,7 @@ PROMPTS = ["It was the best of", "Once upon a time", f"{SYSTEM}The old man", f"{
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
 WAYS: list[dict[str, Any]] = [
     {"n_draft": 1},
+    {"n_draft": 2},
     {"n_draft": 3},
     {"n_draft": "auto"},
     {"drafter": "ngram", "n_draft": 3},

@@ -10,7 +10,6 @@ import pytest
 
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.template_probe import Message
-from ggufspec.errors import PromptError
 
 WRITES = "[{{ m.role }}:{{ m.content }}]"
 FREE = "{% for m in messages %}" + WRITES + "{% endfor %}"
