@@ -74,7 +74,7 @@ class Tuned:
     reading: Pass | None  # the draft's pass over one batch
     attention: str | None  # the choice of flash attention and its reason, if it was measured
     facts: dict[str, Any]  # the conditions of the measurement
-    assumed: Mapping[str, object]  # see engine.speeds.Predicted
+    assumed: Mapping[str, object]  # see engine.speeds.PairCosts
 
     @property
     def costs(self) -> CostModel:

@@ -177,7 +177,7 @@ def _is_head(name: str) -> bool:
 
 
 def _machine(shape: ModelShape, hardware: Mapping[str, Any]) -> Machine:
-    from ggufspec.engine.speeds import machine_for, measured
+    from ggufspec.engine.speeds import machine_for, with_measured_speeds
     from ggufspec.llama.devices import free_memory, gpus
     from ggufspec.llama.rpc import RpcConnections
     from ggufspec.placement import rpc_address as servers
@@ -195,7 +195,7 @@ def _machine(shape: ModelShape, hardware: Mapping[str, Any]) -> Machine:
     machine = machine_for(found, ram, shape)
     if ram_bandwidth := hardware["ram_bandwidth"]:
         machine = replace(machine, host_bandwidth=float(ram_bandwidth))
-    return measured(machine, shape.n_bytes) if vram is None else machine
+    return with_measured_speeds(machine, shape.n_bytes) if vram is None else machine
 
 
 def _print(

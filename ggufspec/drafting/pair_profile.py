@@ -152,7 +152,7 @@ class StoredProfile:
     """A pair's profile on disk, stored under the facts that it depends on.
 
     `facts`: None: nothing is stored. `start`, `n_per_step`: see CostModel. `assumed`: stored with
-    the profile: see engine.speeds.Predicted.
+    the profile: see engine.speeds.PairCosts.
     """
 
     facts: Mapping[str, object] | None = None

@@ -30,7 +30,7 @@ from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import DraftTimes, measure_costs
 from ggufspec.llama.vocab_map import filler_tokens
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
+PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
 DEPTH, N_ROUNDS, N_DRAFTED = 32, 6, 3  # of the text whose rounds are measured
 N_READ, N_READINGS = 16, 2  # tokens that a draft model reads in one batch
 LEAST_DEPTH, MOST_TOKENS = 2, 512  # an EAGLE-3 head needs two tokens to draft from
@@ -141,7 +141,7 @@ def _costs(
     of_passes(0, 1)
     costs = measure_costs(
         context,
-        [size for size in SIZES if size <= min(known.n_most, context.n_ctx)],
+        [size for size in PASS_SIZES if size <= min(known.n_most, context.n_ctx)],
         of_passes,
         n_most=known.n_most,
         n_sharers=known.n_sharers,

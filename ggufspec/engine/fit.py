@@ -9,7 +9,13 @@ from pathlib import Path
 
 from ggufspec.common import defaults, validate
 from ggufspec.engine.options import file_sampling
-from ggufspec.engine.speeds import PlacedShape, Predicted, machine_for, measured, predicted
+from ggufspec.engine.speeds import (
+    PairCosts,
+    PlacedShape,
+    machine_for,
+    predicted_costs,
+    with_measured_speeds,
+)
 from ggufspec.errors import OptionError
 from ggufspec.llama.attention import UsualText
 from ggufspec.llama.build import why_no_gpu
@@ -238,7 +244,9 @@ class Fit:
         times = PassTimes(self._target, self._known.bandwidths)
         return not self._gpus or times.copying_pays(n_batch)
 
-    def predicted(self, n_gpu_layers: Sequence[int], used: LoadOptions, n_most: int) -> Predicted:
+    def predicted_costs(
+        self, n_gpu_layers: Sequence[int], used: LoadOptions, n_most: int
+    ) -> PairCosts:
         """Predicted costs of the pair, or of the draft alone, for passes of up to `n_most` tokens.
 
         n_gpu_layers: of target and draft, or of the draft alone. used: the options that they were
@@ -250,7 +258,7 @@ class Fit:
             PlacedShape(shape, n, kept)
             for (shape, kept), n in zip(known, n_gpu_layers, strict=True)
         )
-        return predicted(of, drafts[0] if drafts else None, self._known, n_most)
+        return predicted_costs(of, drafts[0] if drafts else None, self._known, n_most)
 
     def _default_n_ctx(self) -> int:
         usual = self._options.n_ctx_usual or defaults.N_CTX
@@ -261,7 +269,7 @@ class Fit:
         """The devices after `add`, as earlier runs measured them: reads all stored profiles."""
         machine = machine_for(self._gpus, None, self._target)
         is_known = bool(self._gpus) and self._options.tuned
-        return measured(machine, self._target.n_bytes) if is_known else machine
+        return with_measured_speeds(machine, self._target.n_bytes) if is_known else machine
 
     def _machine(self, share: float = 1.0) -> Machine:
         left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._known.gpus)

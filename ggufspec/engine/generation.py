@@ -27,7 +27,7 @@ from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of_rows
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
-from ggufspec.engine.reading import Pieces, Reading
+from ggufspec.engine.reading import Reading, ReadingSteps
 from ggufspec.engine.slots import SlotLease
 from ggufspec.engine.text import Chunk, Completion, FinishReason, Room, TextStream
 from ggufspec.llama.session import LlamaSession, SlotSession
@@ -100,7 +100,7 @@ class Generation:
                 )
         self._heard = self.lock.callback(options.progress)
         self.reading = Reading(pair, tokens, self._heard, is_all=options.max_tokens == 0)
-        self._pieces: Pieces  # once it has begun
+        self._pieces: ReadingSteps  # once it has begun
         self._drafter, self._loop = self._made(options, drafter_name)
         self._asked: Ask | None = None  # not answered yet
         self._text_stream = TextStream(
@@ -318,7 +318,7 @@ class Generation:
         self._pieces = self._steps(self.prompt_logprobs, self._n_top)
         self.has_begun = True
 
-    def _steps(self, found: list[TokenLogprobs] | None, n_top: int | None) -> Pieces:
+    def _steps(self, found: list[TokenLogprobs] | None, n_top: int | None) -> ReadingSteps:
         slot, drafts = self._lease.slot, dict[str, SlotSession]()
         if slot.draft is not None and self._has_model and self._draft_reads_ahead(slot.draft):
             drafts["draft"] = slot.draft

@@ -346,7 +346,7 @@ def _profile(
     models = [context.model for context in contexts]
     n_most = contexts[0].n_rows * n_slots
     draft = models[1] if models[1:] else None
-    predicted = places.predicted([model.n_gpu_layers for model in models], options, n_most)
+    predicted = places.predicted_costs([model.n_gpu_layers for model in models], options, n_most)
     return StoredProfile(
         profile_key(*contexts) if options.tuned else None,
         timed_start(models[0], draft, n_most, attention) or predicted.start,

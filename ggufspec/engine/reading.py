@@ -13,7 +13,7 @@ from ggufspec.errors import DecodeError
 from ggufspec.llama.session import LlamaSession, Piece, SlotSession
 
 # Yields an Ask and, after its answer, None; also None for pieces that only a draft processes.
-Pieces = Generator[Ask | None, Scored | None, None]
+ReadingSteps = Generator[Ask | None, Scored | None, None]
 
 
 class Reading:
@@ -48,7 +48,7 @@ class Reading:
         uses_head: bool,
         found: list[TokenLogprobs] | None,
         n_top: int | None,
-    ) -> Pieces:
+    ) -> ReadingSteps:
         """Have the target, and `drafts` by name, process all but the last token of the prompt.
 
         Without drafts, the last `n_left` tokens are left to the pass of the first round.
@@ -66,7 +66,7 @@ class Reading:
                 head.use(target.sequence, is_used=uses_head)
         yield from self._pieces(target, drafts)
 
-    def _scores(self, found: list[TokenLogprobs], n_top: int) -> Pieces:
+    def _scores(self, found: list[TokenLogprobs], n_top: int) -> ReadingSteps:
         target, prompt, vocab = self._pair.target, self._prompt, self._pair.vocab
         while (n := len(found)) < len(prompt):
             # The other texts of a pass have their rows in the same buffer.
@@ -80,7 +80,7 @@ class Reading:
                 found.append(logprobs_of(row, token, n_top, vocab))
             yield None
 
-    def _pieces(self, target: LlamaSession, drafts: Mapping[str, SlotSession]) -> Pieces:
+    def _pieces(self, target: LlamaSession, drafts: Mapping[str, SlotSession]) -> ReadingSteps:
         tokens = self._prompt[:-1]
         # A new text alone is read as llama.cpp reads it: batches of other sizes round differently.
         may_share = self._pair.target.can_share_passes or self.n_reused > 0

@@ -40,7 +40,7 @@ def weights_note(matrix_type: str) -> str:
     return type_note(matrix_type, is_ours=kernels.slope(matrix_type) is not None)
 
 
-class Predicted(NamedTuple):
+class PairCosts(NamedTuple):
     """Predicted costs of a pair on its devices.
 
     start: None if no GPU computes, or if speeds are unknown, as for RPC servers.
@@ -68,23 +68,23 @@ class PlacedShape(NamedTuple):
         return min(self.n_gpu_layers, self.shape.n_layers + 1)
 
 
-def predicted(
+def predicted_costs(
     target: PlacedShape,
     draft: PlacedShape | None,
     known: Machine,
     n_most: int,
-) -> Predicted:
+) -> PairCosts:
     """The costs of models where they are, for passes of up to `n_most` tokens."""
     models = target, draft or target
     unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in known.gpus), None)
     assumed = [each.times(unknown).shares(each.n)._asdict() for each in models]
     named = dict(zip(("target", "draft") if draft else ("target",), assumed, strict=False))
     if known.n_remote or not any(each.n for each in models):
-        return Predicted(None, named)
+        return PairCosts(None, named)
     times, step = (each.times(known) for each in models)
     seconds = [times.seconds(models[0].n, n_tokens) for n_tokens in range(1, n_most + 1)]
     one, two = (step.seconds(models[1].n, n_tokens) for n_tokens in (1, 2))
-    return Predicted(Start(seconds, step.drafting(models[1].n, 1), two - one), named)
+    return PairCosts(Start(seconds, step.drafting(models[1].n, 1), two - one), named)
 
 
 def timed_start(
@@ -132,7 +132,7 @@ def machine_for(gpus: tuple[Gpu, ...], n_host_free: int | None, shape: ModelShap
     return Machine(gpus, n_host_free, host_slope=HOST_SLOPE if slope is None else slope)
 
 
-def measured(known: Machine, n_bytes: int) -> Machine:
+def with_measured_speeds(known: Machine, n_bytes: int) -> Machine:
     """The machine with speeds from earlier runs, for models of about `n_bytes`.
 
     The largest model of each place counts, because small ones fit into the processor's caches.

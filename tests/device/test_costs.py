@@ -55,7 +55,7 @@ def test_a_device_slower_than_the_processor_gets_nothing_after_the_first_run(
     target = tiny.write_llama(tmp_path / "target.gguf", n_embd=512)  # so large that GPUs are tried
     draft = tiny.write_llama(tmp_path / "draft.gguf", n_embd=512, n_layer=1)
     assert written(target, draft) == (3, 2, True), "as predicted for an unknown GPU"
-    machine = speeds.measured(Machine(gpus(), free_memory()), target.stat().st_size)
+    machine = speeds.with_measured_speeds(Machine(gpus(), free_memory()), target.stat().st_size)
     assert machine.gpus[0].is_measured
     if "llvmpipe" not in offload_devices()[0].description:
         pytest.skip("this device may be faster")

@@ -46,14 +46,14 @@ def run(target: Path, draft: Path | None = None, **options: Any) -> tuple[int, i
 
 
 def test_the_speed_of_memory_is_known_from_the_largest_pair_that_ran_here(target: Path) -> None:
-    assert speeds.measured(NO_DEVICE, 0) == NO_DEVICE
+    assert speeds.with_measured_speeds(NO_DEVICE, 0) == NO_DEVICE
     run(target)
-    found = speeds.measured(NO_DEVICE, 0)
+    found = speeds.with_measured_speeds(NO_DEVICE, 0)
     assert found.host_bandwidth is not None
     assert 0 < found.host_bandwidth < HOST_BANDWIDTH
     assert found.host_slope >= 0
     given = Machine((), None, 7e9)
-    assert speeds.measured(given, 0) == given
+    assert speeds.with_measured_speeds(given, 0) == given
 
 
 def test_a_device_that_was_slower_than_predicted_for_the_processor_is_left_out(
@@ -67,12 +67,12 @@ def test_a_device_that_was_slower_than_predicted_for_the_processor_is_left_out(
     (record,) = (each for each in profile_store.records() if "costs" in each.document)
     costs = {**record.document["costs"], "target_seconds": {"1": 1.0}, "plain_seconds": 1.0}
     profile_store.remember(record.facts, {**record.document, "costs": costs})
-    machine = speeds.measured(Machine((Gpu(CARD, GIB),), None), target.stat().st_size)
+    machine = speeds.with_measured_speeds(Machine((Gpu(CARD, GIB),), None), target.stat().st_size)
     of_card = record.document["assumed_seconds"]["target"]["gpu"]
     assert machine.gpus[0].slowness == pytest.approx(1 / of_card)
     assert machine.host_bandwidth is None, "no layer was there"
     assert run(target, draft) == (0, 0), "by what is assumed of the processor"
-    assert speeds.measured(machine, 0).host_bandwidth is not None
+    assert speeds.with_measured_speeds(machine, 0).host_bandwidth is not None
     assert run(target, draft, tuned=False) == (3, 2), "without what is stored"
     with ggufspec.load(target, draft, n_gpu_layers=-1, n_threads=1) as engine:
         assert engine.pair.target.model.n_gpu_layers == 3, "as was asked for"
@@ -85,10 +85,10 @@ def test_a_small_model_says_nothing_of_a_device_for_a_large_one(
     run(target, n_gpu_layers=-1)
     machine = Machine((Gpu(CARD, GIB),), None)
     n_bytes = target.stat().st_size
-    assert speeds.measured(machine, n_bytes).gpus[0].is_measured
-    assert speeds.measured(machine, 100 * n_bytes) == machine
+    assert speeds.with_measured_speeds(machine, n_bytes).gpus[0].is_measured
+    assert speeds.with_measured_speeds(machine, 100 * n_bytes) == machine
     given = Machine((Gpu(CARD, GIB, 1e12),), None)
-    assert speeds.measured(given, n_bytes) == given
+    assert speeds.with_measured_speeds(given, n_bytes) == given
 
 
 def test_each_device_has_its_own_speed(target: Path, pretend: Callable[..., None]) -> None:
@@ -98,7 +98,7 @@ def test_each_device_has_its_own_speed(target: Path, pretend: Callable[..., None
         target, target, n_threads=1, n_gpu_layers=0, n_gpu_layers_draft=-1, main_gpu=1
     ) as engine:
         engine.generate("the", max_tokens=2, seed=1)  # measures all first
-    found = speeds.measured(machine, 1)
+    found = speeds.with_measured_speeds(machine, 1)
     assert [gpu.is_measured for gpu in found.gpus] == [False, True]
     assert found.host_bandwidth is not None
 
@@ -107,9 +107,9 @@ def test_each_device_has_its_own_speed(target: Path, pretend: Callable[..., None
 def test_a_damaged_profile_measures_nothing(target: Path, assumed: object) -> None:
     run(target)
     (record,) = (each for each in profile_store.records() if "costs" in each.document)
-    assert speeds.measured(NO_DEVICE, 0) != NO_DEVICE
+    assert speeds.with_measured_speeds(NO_DEVICE, 0) != NO_DEVICE
     profile_store.remember(record.facts, {**record.document, "assumed_seconds": assumed})
-    assert speeds.measured(NO_DEVICE, 0) == NO_DEVICE
+    assert speeds.with_measured_speeds(NO_DEVICE, 0) == NO_DEVICE
 
 
 def test_costs_start_from_where_the_layers_are(
