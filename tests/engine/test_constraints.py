@@ -105,13 +105,6 @@ def test_forced_text_is_drafted_without_a_model(drafter: str, pair: Engine) -> N
     assert 0 < done.stats.notes["forced_acceptance"] <= 1
 
 
-def test_the_next_text_starts_at_the_beginning_of_its_grammar(pair: Engine) -> None:
-    options: GenerateOptions = {"grammar": 'root ::= "ab" | "cd"', "seed": 0}
-    assert pair.generate("A letter:", **options).text in ("ab", "cd")
-    assert pair.generate("A longer prompt. A letter:", **options).text in ("ab", "cd")
-    assert pair.generate("A letter:", max_tokens=3, seed=0).text not in ("ab", "cd")
-
-
 @pytest.mark.parametrize("drafter", ["none", "model"])
 def test_a_complete_text_ends_without_another_pass(drafter: str, pair: Engine) -> None:
     done = pair.generate("A letter:", choices=["ab", "cd"], drafter=drafter, temperature=0)
@@ -138,12 +131,6 @@ def test_a_text_that_may_go_on_ends_by_the_models_choice(
     done = pair.generate("It was", regex="( very)*", seed=1, max_tokens=3, logit_bias=biases)
     assert done.finish_reason == reason
     assert (done.text == "") == (reason == "stop")
-
-
-def test_a_stop_text_ends_a_text_under_a_constraint(pair: Engine) -> None:
-    done = pair.generate("It was on", regex=DAYS, stop=" 18", seed=0)
-    assert done.finish_reason == "stop"
-    assert re.fullmatch("[0-3][0-9] (May|June)", done.text)
 
 
 def test_before_min_tokens_no_text_ends_and_nothing_else_changes(pair: Engine) -> None:

@@ -311,12 +311,3 @@ def test_the_public_names_are_those_promised() -> None:
     assert {name for name in dir(ggufspec) if name[0] != "_"} == set(ggufspec.__all__)
     with pytest.raises(AttributeError, match="no attribute"):
         ggufspec.oracle  # noqa: B018
-
-
-def test_advice_says_what_a_mixture_means_for_drafts(tmp_path: Path) -> None:
-    target = tiny.write_moe(tmp_path / "target.gguf", n_ctx_train=1024)
-    wrong = tiny.write_moe(tmp_path / "wrong.gguf", seed=5, n_ctx_train=1024)
-    with ggufspec.load(target, wrong, n_ctx=512, n_threads=1, tuned=False) as engine:
-        advice = engine.generate("the", temperature=0, max_tokens=200, ignore_eos=True).advice
-    assert advice is not None
-    assert "a mixture of experts, 2 of 16 for each token: passes over 2, 4 and 8 tokens" in advice

@@ -18,7 +18,6 @@ from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.errors import OptionError
 
 GOOD, BAD = [5, 60, 100], [9, 8, 7, 6]
 HOW: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "drafter": "none"}
@@ -91,16 +90,3 @@ def test_an_error_reaches_its_thread_although_the_text_is_over_before(
             waiting.result(10)
         computing.result(10)
         good.close()
-
-
-def test_a_callback_is_refused_whatever_those_of_other_threads_do(engine: Engine) -> None:
-    other = engine.pair.lock.callback(lambda *_: None)
-    assert other is not None
-    with ThreadPoolExecutor(1) as threads:
-
-        def heard(*_: Any) -> None:
-            threads.submit(other, "vocabulary", 1, 1).result(10)
-            engine.pair.lock.check()
-
-        with pytest.raises(OptionError, match="a progress callback cannot"):
-            engine.generate(GOOD, max_tokens=1, progress=heard)

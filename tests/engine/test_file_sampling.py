@@ -10,15 +10,10 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.audit import AuditOptions, audit
 from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import file_sampling, sampling_text
-from ggufspec.models.header import read_header
-from ggufspec.server.requests import parse_request
-from ggufspec.server.schema import CompletionRequest
-from ggufspec.server.service import ServerOptions
 
 PREFIX = "general.sampling."
 RECOMMENDED = {"temp": 0.0, "top_k": 5, "penalty_repeat": 1.5, "penalty_last_n": 8}
@@ -39,15 +34,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield made
 
 
-def test_a_file_without_sampling_sets_nothing(tmp_path: Path) -> None:
-    header = read_header(tiny.write_llama(tmp_path / "model.gguf"))
-    assert file_sampling(header.values) == ({}, ())
-
-
 def test_values_are_read_from_numbers_and_texts_with_six_decimals() -> None:
     values = {"temp": 0.699999988079071, "top_k": 20.0, "top_p": "0.8", "min_p": 0}
     own = found(**values, penalty_last_n=-1, penalty_repeat=1.05)
     assert own.notes == ()
+    assert found(top_k=-1).options == {"top_k": 0}, "all tokens"
+    assert found() == ({}, ())
     assert sampling_text(own.options) == (
         "temperature 0.7, top-k 20, top-p 0.8, min-p 0.0, repeat-last-n -1, repeat-penalty 1.05"
     )
@@ -60,26 +52,14 @@ def test_a_sequence_names_the_samplers_in_all_spellings() -> None:
     assert sampling_text(own.options) == f"samplers {'; '.join(wanted)}"
 
 
-def test_top_k_below_1_keeps_all_tokens() -> None:
-    assert found(top_k=-1).options == {"top_k": 0}
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("temp", -1.0),
         ("temp", "warm"),
         ("temp", True),
-        ("temp", float("nan")),
-        ("top_k", 1e300),
         ("top_k", float("inf")),
         ("top_k", [1, 2]),
         ("top_p", 3.5),
-        ("min_p", -0.1),
-        ("penalty_last_n", -2),
-        ("penalty_repeat", "1e999"),
-        ("sequence", ""),
-        ("sequence", 7),
         ("sequence", "foo"),
     ],
 )
@@ -115,21 +95,3 @@ def test_all_ways_of_generating_use_it(engine: Engine) -> None:
         assert "".join(chunk.text for chunk in stream) == wanted
     texts = {engine.generate("hello", max_tokens=24, seed=i, temperature=1.5).text for i in (1, 2)}
     assert len(texts) == 2, "a value that is given wins"
-
-
-def test_a_request_wins_over_the_file_and_the_file_over_the_defaults(engine: Engine) -> None:
-    body = CompletionRequest(prompt="hi", top_k=7)
-    parsed = parse_request(body, engine, ServerOptions(alias="any"))
-    own = parsed.options.sampling
-    assert (own.temperature, own.top_k, own.top_p) == (0, 7, Sampling.top_p)
-    body = CompletionRequest(prompt="hi", temperature=0.5)
-    own = parse_request(body, engine, ServerOptions(alias="any")).options.sampling
-    assert (own.temperature, own.top_k) == (0.5, 5)
-
-
-def test_an_audit_is_of_the_sampling_of_the_file(tmp_path: Path) -> None:
-    paths = write(tmp_path / "target.gguf", temp=0.0), tiny.write_llama(tmp_path / "draft.gguf")
-    with ggufspec.load(*paths, n_threads=1) as pair:
-        report = audit(pair, ["hello"], AuditOptions(n_runs=1, n_tokens=4))
-    assert report.settings.is_greedy
-    assert report.sequences is None

@@ -36,11 +36,6 @@ def has_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return give
 
 
-def test_without_a_gpu_nothing_is_decided(target: Path) -> None:
-    with ggufspec.load(target, n_threads=1) as engine:
-        assert engine.placement is None
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -59,15 +54,6 @@ def test_options_for_gpus_without_one_are_answered_by_a_note(
         assert engine.generate("a", max_tokens=2).text
     assert note.startswith("no layers were offloaded: ")
     assert note.endswith("; see `ggufspec devices`")
-
-
-@pytest.mark.parametrize("n_layers", [0, "auto"])
-def test_without_a_gpu_no_layers_and_automatic_ones_need_no_note(
-    n_layers: int | str, target: Path, has_gpus: Callable[..., None]
-) -> None:
-    has_gpus()
-    with ggufspec.load(target, n_gpu_layers=n_layers, n_threads=1) as engine:
-        assert engine.notes == []
 
 
 def test_the_placement_is_one_line(tmp_path: Path, has_gpus: Callable[..., None]) -> None:

@@ -162,25 +162,3 @@ def test_ctrl_c_while_the_vocabulary_is_read_leaves_an_engine_that_writes(tmp_pa
         reported.clear()
         engine.generate("hello again", **asked)
         assert "vocabulary" not in {what for what, _, _ in reported}, "it is read once"
-
-
-def test_the_first_passes_of_several_threads_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """Which thread is the main one is asked of Python, which lets others run meanwhile."""
-    program = f"""
-import sys, threading, time
-sys.path.insert(0, {str(Path(tiny.__file__).parent)!r})
-real = threading.main_thread
-def slow():
-    time.sleep(0.3)
-    return real()
-import ggufspec, pathlib, tiny
-file = tiny.write_llama(pathlib.Path({str(tmp_path)!r}) / "m.gguf")
-how = {{"n_ctx": 64, "n_threads": 1, "tuned": False, "flash_attention": "off"}}
-engines = [ggufspec.load(file, **how) for _ in range(4)]
-threading.main_thread = slow
-write = lambda engine: engine.generate("hello", max_tokens=4)
-threads = [threading.Thread(target=write, args=(engine,)) for engine in engines]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)

@@ -62,12 +62,6 @@ def test_the_text_is_that_of_llama_cpp_with_the_same_values(
     assert wanted != text_of(target)
 
 
-def test_a_draft_model_is_scaled_as_its_target(target: Path, draft: Path) -> None:
-    with ggufspec.load(target, draft, rope_scale=8.0, **HOW) as engine:
-        found = [each.model.key_overrides for each in (engine.pair.target, engine.pair.draft)]
-    assert [[*map(str, keys)] for keys in found] == [["llama.rope.scaling.factor=float:8.0"]] * 2
-
-
 def test_a_value_of_its_own_has_priority_over_rope_options(target: Path) -> None:
     key = "llama.rope.scaling.factor"
     with ggufspec.load(target, rope_scale=8.0, override_kv=[f"{key}=float:2"], **HOW) as engine:
@@ -112,12 +106,6 @@ def test_more_experts_are_used_and_counted(tmp_path: Path) -> None:
         assert engine.pair.target.model.experts == (4, 3)
     with pytest.raises(OptionError, match="must be from 1 to 4"):
         ggufspec.load(model, override_kv=["qwen3moe.expert_used_count=int:5"], **HOW)
-
-
-def test_how_it_is_loaded_changes_no_text(target: Path, draft: Path) -> None:
-    wanted = text_of(target, draft)
-    for options in ({"mlock": True}, {"mlock": True, "mmap": False}, {"op_offload": False}):
-        assert text_of(target, draft, **options) == wanted
 
 
 def test_what_costs_or_texts_depend_on_is_in_the_key(target: Path) -> None:

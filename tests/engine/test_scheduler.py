@@ -104,13 +104,6 @@ def test_texts_together_are_those_of_the_same_seeds_alone(
     assert passes.count(N_SLOTS) > 10, "most of it was written by three at a time"
 
 
-def test_a_seed_gives_its_text_beside_any_others(engine: Engine) -> None:
-    options = {**LENGTHS, "n_draft": "auto", "seed": 5}
-    alone = engine.generate(PROMPTS[0], **options)
-    for others in (PROMPTS[1:], PROMPTS[3:5]):
-        assert engine.generate_batch([PROMPTS[0], *others], **options)[0].tokens == alone.tokens
-
-
 def test_where_one_pass_is_dearer_than_two_each_has_its_own(
     engine: Engine, passes: list[int]
 ) -> None:
@@ -344,16 +337,6 @@ def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
     assert [stream.completion.tokens for stream in streams] == alone
 
 
-def test_a_closed_text_does_not_hold_up_the_others(engine: Engine) -> None:
-    closed, other = (begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:2])
-    closed.close()
-    scheduler = Scheduler(engine.pair)
-    for _ in range(3):
-        assert not scheduler.step([closed, other, other])
-    assert other.rounds
-    other.close()
-
-
 def test_a_text_without_a_slot_waits_for_one(engine: Engine) -> None:
     """Two in one slot would read all that they have at each round."""
     first = [begin(engine, [*range(5, 45)], **{**LENGTHS, "seed": i}) for i in range(N_SLOTS)]
@@ -531,26 +514,6 @@ def test_a_common_beginning_is_read_once(engine: Engine) -> None:
     assert third.stats.n_prompt_reused == 54
     held = sorted(slot.target.n_held for slot in engine.pair.slots)
     assert held[-2] > 60, "each has a slot of its own"
-
-
-def test_a_repeated_prompt_returns_to_its_slot_and_evicts_no_other(engine: Engine) -> None:
-    engine.forget()
-    talks = [written(engine, [7, 20 + i, 30 + i]) for i in range(N_SLOTS - 1)]
-    for _ in range(N_SLOTS + 1):
-        engine.generate([7, 90, 91, 92, 93], **LENGTHS)
-    reused = [engine.pair.slots.nearest(talk).target.n_common(talk) for talk in talks]
-    assert all(n >= len(talk) - 1 for n, talk in zip(reused, talks, strict=True))
-
-
-def test_texts_at_the_same_time_have_slots_of_their_own(engine: Engine) -> None:
-    engine.forget()
-    same = [begin(engine, [*range(10, 60)], **LENGTHS) for _ in range(N_SLOTS)]
-    for stream in same:
-        next(Stream(engine.scheduler, stream))
-    places = sorted(stream.session.sequence for stream in same)
-    assert all(a < b for a, b in pairwise(places))
-    for stream in same:
-        stream.close()
 
 
 @pytest.mark.parametrize("writer", [tiny.write_swa, tiny.write_mamba])

@@ -28,7 +28,6 @@ from ggufspec.errors import (
     DecodeError,
     GgufspecError,
     OptionError,
-    PromptError,
     SessionError,
 )
 from ggufspec.llama import saved_text
@@ -108,18 +107,6 @@ def test_a_text_in_the_cache_in_memory_is_saved_without_reading_it(
     assert again.stats.n_prompt_reused >= 80
 
 
-def test_a_text_is_restored_beside_others(files: Files, path: Path) -> None:
-    how = how_of(files)
-    with load(files, n_slots=2) as engine:
-        engine.save(path, prompt_of(1))
-        engine.forget()
-        engine.generate(prompt_of(2), **how)
-        engine.restore(path)
-        for which in (1, 2):
-            again = engine.generate([*prompt_of(which), 5], **how)
-            assert again.stats.n_prompt_reused >= 79
-
-
 # Files that are refused
 
 
@@ -137,21 +124,6 @@ def test_other_targets_types_and_sizes_are_named(tmp_path: Path, files: Files, p
     for changed, options, message in cases:
         with pytest.raises(GgufspecError, match=message), load(changed, **options) as engine:
             engine.restore(path)
-
-
-def test_a_model_with_other_weights_of_the_same_size_is_another_one(
-    tmp_path: Path, path: Path
-) -> None:
-    model = tiny.write_llama(tmp_path / "model.gguf")
-    with load({"target": model}) as first:
-        first.save(path, prompt_of(1))
-    whole = bytearray(model.read_bytes())
-    middle = len(whole) // 2
-    whole[middle : middle + 4096] = bytes(each ^ 1 for each in whole[middle : middle + 4096])
-    model.unlink()  # it may still be mapped
-    model.write_bytes(whole)
-    with load({"target": model}) as other, pytest.raises(SessionError, match="its fingerprint is"):
-        other.restore(path)
 
 
 def test_separate_caches_need_as_many_slots(tmp_path: Path, path: Path) -> None:
@@ -349,13 +321,6 @@ def test_a_place_that_cannot_be_written_is_named(engine: Engine, tmp_path: Path)
         engine.save(tmp_path / "file" / "session", prompt_of(1))
     with pytest.raises(CacheError, match="no file that can be replaced"):
         engine.save("/dev/null", prompt_of(1))
-
-
-def test_prompts_are_checked(engine: Engine, path: Path) -> None:
-    for prompt in ([5], "", [], range(3, 2000), [-1, 5], None):
-        with pytest.raises(PromptError):
-            engine.save(path, prompt)  # type: ignore[arg-type]
-    assert not path.exists()
 
 
 def test_all_parts_of_a_text_come_back(path: Path) -> None:

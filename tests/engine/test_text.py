@@ -7,7 +7,6 @@ import random
 import pytest
 
 from ggufspec.engine.text import TextStream
-from ggufspec.errors import OptionError
 
 
 def feed(stream: TextStream, pieces: list[bytes]) -> str:
@@ -29,12 +28,6 @@ def test_text_is_whole_however_its_bytes_are_split() -> None:
     text = "né 🙂🙃 日本語, ﷽ end"
     for _ in range(300):
         assert feed(TextStream(), split(text.encode(), rng)) == text
-
-
-def test_no_piece_ever_shows_half_a_character() -> None:
-    stream = TextStream()
-    shown = [stream.push(bytes([byte])) for byte in "a🙂b".encode()]
-    assert shown == ["a", "", "", "", "🙂", "b"]
 
 
 def test_broken_bytes_become_replacement_characters() -> None:
@@ -99,14 +92,3 @@ def test_a_thousand_stop_strings_are_found_as_one_is() -> None:
     stream = TextStream(stops)
     assert feed(stream, split(text.encode(), rng)) == text[:first]
     assert stream.ended_by == next(stop for stop in stops if text.startswith(stop, first))
-
-
-def test_after_a_stop_nothing_more_comes() -> None:
-    stream = TextStream(["."])
-    assert stream.push(b"a.b") == "a"
-    assert stream.push(b"c") == stream.finish() == ""
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(OptionError, match="empty"):
-        TextStream(["a", ""])

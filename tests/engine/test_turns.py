@@ -57,14 +57,10 @@ def render(process: TemplateProcess) -> Any:
     ("source", "turns", "text"),
     [
         (FREE, TWO, "[system:one][system:two][user:a]"),
-        (FREE, LATER, "[user:a][assistant:b][system:c][user:d]"),
-        (FREE, AGAIN, "[user:a][user:b]"),
         (FREE, ((A, "a"), (U, "b")), "[assistant:a][user:b]"),
         (SYSTEM_FIRST, TWO, "[system:one\n\ntwo][user:a]"),
         (SYSTEM_FIRST, LATER, f"[user:a][assistant:b][user:{REMINDER}\n\nd]"),
         (SYSTEM_FIRST, AGAIN, "[user:a][user:b]"),
-        (ALTERNATES, TWO, "[system:one\n\ntwo][user:a]"),
-        (ALTERNATES, LATER, f"[user:a][assistant:b][user:{REMINDER}\n\nd]"),
         (ALTERNATES, AGAIN, "[user:a\n\nb]"),
         (
             ALTERNATES,
@@ -75,7 +71,6 @@ def render(process: TemplateProcess) -> Any:
         (ALTERNATES, ((S, "a"), (A, "b"), (U, "d")), "[system:a][user: ][assistant:b][user:d]"),
         (ALTERNATES, ((A, "b"), (U, "d")), "[user: ][assistant:b][user:d]"),
         (NO_SYSTEM, TWO, "[user:one\n\ntwo\n\na]"),
-        (NO_SYSTEM, LATER, f"[user:a][assistant:b][user:{REMINDER}\n\nd]"),
         (LEAVES_OUT, ((S, "one"), (U, "a"), (S, "c")), f"[user:one\n\na\n\n{REMINDER}]"),
     ],
 )
