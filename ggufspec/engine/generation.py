@@ -54,8 +54,8 @@ class Generation:
 
         `n_top`: chunks have log-probabilities of their tokens and of the `n_top` likeliest tokens
         at each position, before sampling, from the logits that verify the draft; None: no
-        log-probabilities. `prompt_logprobs`: those already known of the first prompt tokens (at
-        least one); the rest of the prompt is then scored too. Needs `n_top`.
+        log-probabilities. `prompt_logprobs`: the known log-probabilities of a prefix of the prompt
+        (at least one token); those of the other tokens are computed. Needs `n_top`.
 
         Raises OptionError, DecodeError, ClosedError.
         """
@@ -70,7 +70,7 @@ class Generation:
         self.rounds: list[Round] = []
         self.lock, self._pair, self._n_top = pair.lock, pair, n_top
         self.n_prompt = len(tokens)
-        # Log-probabilities of the prompt's tokens that are known; all are, before the text begins.
+        # The log-probabilities that are known so far; complete before the first token.
         self.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
         self.arrived_at = perf_counter()
         self._all_tokens = array("i", tokens)  # prompt, text, and the token that ended it

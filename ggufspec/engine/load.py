@@ -142,9 +142,9 @@ def load(
     n_remembered: tokens of written texts that n-grams draft from, too, the latest; 0: none. Where
     several users share an engine, the time of a text can tell what others have written.
     cache_ram: MiB of memory for the caches of texts whose slot another text has got, so that their
-    next turn is not read anew; None: a quarter of what is free once all is loaded, at most 8,192.
-    ctx_checkpoints: ends of messages whose state is kept for each slot of a model with recurrent
-    layers, so that a turn that departs there (without earlier reasoning) reads only what is new.
+    next turn is not read again; None: a quarter of what is free once all is loaded, at most 8,192.
+    ctx_checkpoints: states kept per slot at the ends of messages, for models with recurrent layers,
+    so that a turn that departs there (without earlier reasoning) reads only what is new.
     progress: called at the start and the end of each step, and within most: see LoadProgress.
 
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how

@@ -69,7 +69,7 @@ class Scheduler:
         # Weak: a generation that is dropped without `close` does not keep its slot.
         self._wanted: WeakKeyDictionary[Generation, _Wanted] = WeakKeyDictionary()
         self._guard = Lock()  # of `_wanted`, which waiting threads change without the pair's lock
-        self._is_computing = False  # a pass; stays true after Ctrl-C, so look at the lock, too
+        self._is_computing = False  # in a pass; Ctrl-C can leave it True: test the lock too
         self._patience, self._advanced_at = 0.0, -inf
         has_flash = pair.target.options.flash_attention != "off"
         self._n_least = _LEAST_PIECE_FLASH if has_flash else _LEAST_PIECE

@@ -240,7 +240,7 @@ class Slots:
 class SlotLease:
     """The slot of one generation, between `take` and `leave`.
 
-    It is also the draft's session for a drafter that is made before the slot is taken.
+    It stands in for the draft's session, since the drafter is made before a slot is taken.
     """
 
     def __init__(self, slots: Slots) -> None:

@@ -33,6 +33,14 @@ def test_the_text_with_the_longest_beginning_is_taken_out() -> None:
     assert cache.n_texts == 1
 
 
+def test_a_text_of_which_no_more_is_used_stays() -> None:
+    cache = PromptCache(MIB)
+    cache.add(text_of([1, 2, 3]))
+    assert cache.take([1, 2, 4], 2) is None
+    assert cache.take([7], 0) is None
+    assert cache.n_texts == 1
+
+
 def test_those_that_were_used_longest_ago_are_dropped_for_room() -> None:
     cache = PromptCache(3 * size_of(3))
     texts = [text_of([i, 2, 3]) for i in range(3)]

@@ -10,6 +10,7 @@ import tiny
 
 import ggufspec
 from ggufspec.decoding import verify as rules
+from ggufspec.engine.options import CheckedOptions
 
 CHAINS_ONLY = [(tiny.write_mamba, "recurrent layers"), (tiny.write_swa, "a sliding window")]
 Writer = Callable[[Path], Path]
@@ -50,5 +51,7 @@ def test_a_rule_for_chains_gets_chains(tmp_path: Path, monkeypatch: pytest.Monke
     draft = tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)
     with ggufspec.load(path, draft, n_threads=1, n_draft_max=4) as engine:
         engine.generate([1, 5], n_draft="auto", max_tokens=24, verify="own_rule")
+        assert engine.pair.n_leaves(CheckedOptions.of({"verify": "own_rule"})) == 1
+        assert engine.pair.n_leaves(CheckedOptions.of({})) > 1
         with pytest.raises(ggufspec.OptionError, match="'own_rule' judges chains"):
             engine.stream([1, 5], tree="on", verify="own_rule")
