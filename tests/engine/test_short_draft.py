@@ -21,10 +21,8 @@ GREEDY: dict[str, Any] = {"max_tokens": 90, "temperature": 0.0, "ignore_eos": Tr
 LONG = " hello world, a model" * 40  # more than three draft contexts
 PROMPTS = (" hello world, a model", LONG, "say hello", LONG + " and say hello")
 WAYS: list[dict[str, Any]] = [
-    {"drafter": "model", "n_draft": 6},
     {"drafter": "model", "n_draft": 6, "tree": "on"},
     {"drafter": "staged", "n_draft": 6},
-    {},
 ]
 # Rounding is as small as in test_session.
 PLAIN: dict[str, Any] = {"flash_attention": "off", "type_k": "f32", "type_v": "f32"}
@@ -70,8 +68,7 @@ def test_the_greedy_text_is_the_targets(engine: Engine, options: dict[str, Any])
         found = engine.generate(prompt, **GREEDY, **options)
         assert_same(engine, prompt, found.tokens, plain.tokens, **GREEDY)
         assert n_cells(engine) <= N_CTX_DRAFT
-        if options:
-            assert found.stats.n_drafted > 60
+        assert found.stats.n_drafted > 60
 
 
 def test_so_it_is_in_slots_and_conversations(engine: Engine) -> None:
@@ -88,25 +85,6 @@ def test_so_it_is_in_slots_and_conversations(engine: Engine) -> None:
         assert_same(
             engine, text, engine.generate(text, **GREEDY, **WAYS[0]).tokens, after, **GREEDY
         )
-
-
-def test_a_text_has_the_same_distribution_whatever_was_left_out(models: dict[str, Path]) -> None:
-    """Of its first token, which a seed draws; more than the tests of every rule would be slow."""
-    counts: list[dict[int, int]] = []
-    names = models["target"], models["draft"]
-    for n_ctx_draft in (None, N_CTX_DRAFT):
-        with ggufspec.load(*names, n_ctx_draft=n_ctx_draft, **HOW) as engine:
-            found: dict[int, int] = {}
-            for seed in range(400):
-                text = engine.generate(
-                    LONG, max_tokens=2, temperature=1.0, top_k=3, seed=seed, n_draft=2
-                )
-                found[text.tokens[-1]] = found.get(text.tokens[-1], 0) + 1
-            counts.append(found)
-    tokens = {*counts[0], *counts[1]}
-    pairs = [(counts[0].get(token, 0), counts[1].get(token, 0)) for token in tokens]
-    statistic = sum((a - b) ** 2 / (a + b) for a, b in pairs)
-    assert statistic < len(tokens) + 4 * (2 * len(tokens)) ** 0.5
 
 
 def test_a_draft_that_needs_the_last_token_is_accepted_as_before(tmp_path: Path) -> None:
