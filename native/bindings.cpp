@@ -269,19 +269,6 @@ ggufspec::Judged judged(const Tokens & tokens, const Tokens & parents, const Row
             n_draft};
 }
 
-std::vector<double> expected_lengths(const Rows & target, const Rows & draft, const Tokens & tokens, size_t horizon,
-                                     const std::vector<float> & temperatures) {
-    judged(tokens, {}, &draft, target, Uniforms(tokens.size() + 1));
-    Unlocked unlocked;
-    std::vector<double> lengths;
-    for (float temperature : temperatures) {
-        lengths.push_back(ggufspec::expected_length(
-            {tokens.data(), nullptr, draft.rows.data(), target.rows.data(), nullptr, std::min(horizon, tokens.size())},
-            temperature));
-    }
-    return lengths;
-}
-
 // (n_accepted, next_token, path); no path for a chain.
 template <ggufspec::Verdict (*rule)(const ggufspec::Judged &)>
 std::tuple<int32_t, int32_t, std::optional<Tokens>> verdict(const Tokens & tokens, const Tokens & parents, const Rows * draft,
@@ -587,14 +574,6 @@ NB_MODULE(_native, m) {
                 self.has_declined = false;
             },
             "n"_a, "Drop all rows but the first n.")
-        .def_prop_ro(
-            "n_values",
-            [](const Rows & self) {
-                size_t n = 0;
-                for (size_t i = 0; i < self.n; i++) n += self.rows[i].n_values();
-                return n;
-            },
-            "Number of stored probabilities: tokens that remain after truncation, or all.")
         .def("__len__", [](const Rows & self) { return self.n; })
         .def(
             "__array__", [](const Rows & self, nb::object, nb::object) { return dense(self); }, "dtype"_a = nb::none(),
@@ -664,9 +643,6 @@ NB_MODULE(_native, m) {
           "Verify by token-wise rejection sampling; returns the same as match.");
     m.def("traversal", &verdict<ggufspec::traversal>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
           "Verify by traversal verification; returns the same as match.");
-    m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
-          "For each temperature, the expected number of accepted tokens of a draft drawn at it, among the first `horizon`\n"
-          "tokens, under block verification. Estimated from the tokens that were drawn.");
     nb::class_<ggufspec::AcceptanceModel>(m, "AcceptanceModel",
                                           "The probability that a token is accepted, by a logit gap: see native/draft_length.h.")
         .def(

@@ -332,14 +332,6 @@ Row Row::certain(int32_t token) {
     return row;
 }
 
-Row Row::at(float temperature) const {
-    if (!is_list_ && !row_) return *this;  // a token that was certain from the start
-    Row other;
-    other.share(*this);
-    other.set_temperature(temperature);
-    return other;
-}
-
 void Row::share(const Row & other) {
     n_vocab_ = other.n_vocab_;
     is_list_ = other.is_list_;

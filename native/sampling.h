@@ -39,9 +39,6 @@ public:
     // A row in which one token is certain; -1: none can be drawn.
     static Row certain(int32_t token);
 
-    // This row at another temperature; valid as long as this row.
-    Row at(float temperature) const;
-
     // Becomes the distribution of `other` without a token, renormalised, with a copy of its logits. At temperature 0 the next
     // likeliest token is certain. `other` may be this row. If no token is left, returns false and becomes a copy of `other`.
     bool set_without(const Row & other, int32_t token);
@@ -53,9 +50,6 @@ public:
 
     // The difference of the two largest logits, after truncation and before temperature; infinity if there is only one.
     float gap() const;
-
-    // Number of stored probabilities.
-    size_t n_values() const { return is_list_ ? tokens_.size() : n_vocab_; }
 
     // All probabilities (n_vocab).
     void write(float * probs) const;

@@ -6,7 +6,6 @@
 namespace ggufspec {
 namespace {
 
-constexpr double kMostWeight = 2;  // limit of importance weights, for the draft temperature [judgement]
 
 double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
 
@@ -143,19 +142,6 @@ Verdict traversal(const Judged & judged) {
         } while (next < 0);
     }
     return {last->node, last->left.row->pick(last_uniform)};
-}
-
-double expected_length(const Judged & judged, float temperature) {
-    double length = 0, weight = 1, ratio = 1;
-    for (size_t i = 0; i < judged.n_draft && weight > 0; i++) {
-        const Row other = judged.draft[i].at(temperature);
-        length += weight * judged.target[i].overlap(static_cast<float>(ratio), other);
-        const double drawn = drafted(judged, i), would = other.of(judged.tokens[i]);
-        weight = std::min(weight * (drawn > 0 ? would / drawn : 0), kMostWeight);
-        const double covered = ratio * judged.target[i].of(judged.tokens[i]);
-        ratio = covered < would ? covered / would : 1;
-    }
-    return length;
 }
 
 }  // namespace ggufspec

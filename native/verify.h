@@ -38,9 +38,4 @@ Verdict rejection(const Judged & judged);
 // Trees: Weng et al., https://arxiv.org/abs/2505.12398; chains: Sun et al., https://arxiv.org/abs/2403.10444
 Verdict traversal(const Judged & judged);
 
-// Estimates how many tokens of a chain block verification would accept if the draft had another temperature. It uses the
-// tokens drawn at this temperature, with importance weights for the prefix and whole distributions for each step. The
-// weights are limited, since a rare prefix with a large weight would dominate the mean; so the estimate tends to be too low.
-double expected_length(const Judged & judged, float temperature);
-
 }  // namespace ggufspec

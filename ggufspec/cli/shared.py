@@ -156,10 +156,9 @@ DRAFTING = (
     ),
     option(
         "--draft-temp draft_temperature",
-        "Temperature of the draft; 0: greedy; auto: adjusted during generation for the highest "
-        "acceptance. The text keeps the target's distribution at any value.",
-        type=OrWord(click.FLOAT),
-        default=defaults.DRAFT_TEMPERATURE,
+        "Temperature of the draft; 0: greedy. The text keeps the target's distribution at any "
+        "value.  [default: the target's; with --verify match 0]",
+        type=click.FLOAT,
     ),
 )
 

@@ -23,7 +23,6 @@ N_DRAFT_MAX: Final = 16  # longest draft that an engine reserves memory for
 N_DRAFT_LIMIT: Final = 64  # highest accepted value of N_DRAFT_MAX
 N_SLOTS_LIMIT: Final = 64  # concurrent texts
 VERIFY: Final = "traversal"
-DRAFT_TEMPERATURE: Final = "auto"
 TREE: Final = "auto"  # branches where they pay, by measured costs and acceptance rates
 TREES: Final = ("auto", "on", "off")
 

@@ -60,7 +60,7 @@ class Stats:
     accepted_by_position: tuple[int, ...]
     seconds: Seconds
     threads: Threads
-    notes: Mapping[str, float]  # reported by the drafter, such as draft_temperature
+    notes: Mapping[str, float]  # reported by the drafter, such as n_forced
 
     @property
     def tokens_per_second(self) -> float:

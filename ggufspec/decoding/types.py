@@ -81,12 +81,6 @@ class Draft(NamedTuple):
     why: str = ""
     parents: Sequence[int] = ()
 
-    @property
-    def n_chain(self) -> int:
-        """Number of tokens 0, 1, 2 ... that form a chain; the other nodes branch off from it."""
-        in_order = range(-1, len(self.parents))
-        return n_equal(self.parents, in_order) if self.parents else len(self.tokens)
-
     def accepted(self, verdict: Verdict) -> list[int]:
         """The accepted tokens."""
         return [self.tokens[node] for node in verdict.nodes]

@@ -143,14 +143,3 @@ NGRAM_MATCHED: Final = 32  # tokens of a match that native/ngrams.h compares [de
 NGRAM_PRIOR_WEIGHT: Final = 6.0  # observations that a prior counts as [judgement]
 NGRAM_KEEP: Final = 1 - 1 / 128  # factor on older observations' weight at each new one [judgement]
 NGRAM_LEARNING_RATE: Final = 0.1  # of a text's offset to the priors, in log-odds [judgement]
-
-# The draft's temperature (temperature.py); tests/drafting/test_temperature.py bounds the result.
-TEMPERATURE_FACTORS: Final = (1.0, 0.0, 0.4, 0.6, 0.8, 1.25, 1.6)  # choices, times the target's
-TEMPERATURE_HORIZON: Final = 4  # tokens of a draft compared; later ones have too much variance
-N_TEMPERATURE_VALUES: Final = 2**18  # probabilities read in a round, approximately [limit]
-N_TEMPERATURE_FIRST: Final = 8  # rounds learned from before the first choice [judgement]
-N_TEMPERATURE_EARLY: Final = 16  # first rounds, each of which is learned from [judgement]
-TEMPERATURE_EVERY: Final = 4  # afterwards, one round in this many is learned from [judgement]
-TEMPERATURE_EVERY_GREEDY: Final = 8  # of greedy rounds, one in this many is not [judgement]
-TEMPERATURE_MEMORY: Final = 64  # rounds until one has lost most of its weight [judgement]
-TEMPERATURE_CERTAINTY: Final = 2.0  # standard errors by which a choice must be better [judgement]

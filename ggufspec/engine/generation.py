@@ -272,7 +272,7 @@ class Generation:
             draft_uniforms,
             stop_tokens,
             self._lease.draft if pair.draft else None,
-            draft_temperature=options.initial_draft_temperature,
+            draft_temperature=options.draft_temperature,
             n_draft_max=n_draft,
             tree=options.tree,
             n_leaves=pair.n_leaves(options),

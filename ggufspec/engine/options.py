@@ -12,8 +12,7 @@ from typing_extensions import TypedDict
 from ggufspec.common import defaults, validate
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.sampling_options import SAMPLING, Sampling, refusal, sampler_name
-from ggufspec.drafting.temperature import DraftTemperature
+from ggufspec.decoding.sampling_options import NUMBERS, SAMPLING, Sampling, refusal, sampler_name
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
 
@@ -65,7 +64,7 @@ class GenerateOptions(TypedDict, total=False):
     max_tokens: int | None
     n_draft: int | str  # maximum drafted tokens per round; "auto": chosen in each round
     tree: str  # branches in a draft: "auto" (where they pay), "on" (the likeliest nodes), "off"
-    draft_temperature: float | str  # "auto": learned, for the most accepted tokens; 0: greedy
+    draft_temperature: float | None  # None: the target's, but 0 with "match"; 0: greedy
     grammar: str | None  # Lark or GBNF; the text matches its rule `start` or `root`
     json_schema: str | Mapping[str, object] | type | None  # the text is JSON; or a pydantic model
     regex: str | None  # the text matches it from end to end
@@ -96,7 +95,7 @@ class CheckedOptions:
     max_tokens: int | None = None
     n_draft: int | str = defaults.N_DRAFT
     tree: str = defaults.TREE
-    draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
+    draft_temperature: float | None = None
     dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
     grammar: str | None = None
     json_schema: str | Mapping[str, object] | type | None = None
@@ -138,6 +137,7 @@ class CheckedOptions:
         return replace(
             given,
             n_draft=_checked_n_draft(given.n_draft),
+            draft_temperature=_checked_draft_temperature(given),
             stop=validate.texts("stop", () if stop is None else stop),
             stop_tokens=validate.tokens("stop_tokens", given.stop_tokens),
             prediction=prediction,
@@ -148,15 +148,6 @@ class CheckedOptions:
     def n_least(self) -> int:
         """Number of tokens for which the context must have room besides the prompt."""
         return 0 if self.max_tokens == 0 else 1
-
-    @property
-    def initial_draft_temperature(self) -> float | str:
-        """The draft's temperature, or "auto": learned.
-
-        With `match`, an argmax token has the highest chance of acceptance: nothing is learned.
-        """
-        is_greedy = self.draft_temperature == "auto" and self.verify == "match"
-        return 0.0 if is_greedy else self.draft_temperature
 
     def drafter_name(self, *, has_draft: bool) -> str:
         """The drafting strategy, for an engine with or without a draft model."""
@@ -193,7 +184,6 @@ def _check(given: CheckedOptions) -> None:
     validate.whole("n_keep", given.n_keep)
     validate.function("progress", given.progress)
     validate.texts("dry_sequence_breakers", given.dry_sequence_breakers)
-    DraftTemperature(given.sampling.temperature, given.draft_temperature)
 
 
 def _checked_n_draft(n_draft: int | str) -> int | str:
@@ -207,6 +197,13 @@ def _checked_n_draft(n_draft: int | str) -> int | str:
             "To decode without drafting, use the drafter 'none'"
         )
     return validate.whole("n_draft", n_draft)
+
+
+def _checked_draft_temperature(given: CheckedOptions) -> float | None:
+    """None: the target's; `match` accepts the draft's most likely token most often."""
+    if given.draft_temperature is None:
+        return 0.0 if given.verify == "match" else None
+    return NUMBERS["temperature"].checked("draft_temperature", given.draft_temperature)
 
 
 def _constraint_grammar(given: CheckedOptions) -> str | None:

@@ -45,7 +45,7 @@ def seconds(texts: Sequence[replay.Text]) -> float:
 
 
 def _is_number(name: str) -> bool:
-    unused = name.startswith(("TEMPERATURE", "N_TEMPERATURE", "FORCED", "ADVICE", "N_ADVICE"))
+    unused = name.startswith(("FORCED", "ADVICE", "N_ADVICE"))
     return name.isupper() and not unused and isinstance(vars(constants)[name], (int, float))
 
 

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table: tokens per pass, with the standard error over texts."""
     found = parser(__doc__, "tokens_per_pass")
     found.add_argument("--draft-n", type=int, nargs="+", default=[4, 8, 16])
-    found.add_argument("--draft-temp", default="auto", help="default: auto")
+    found.add_argument("--draft-temp", type=float, help="default: the target's")
     found.add_argument("--rules", nargs="+", choices=RULES, default=RULES, help="default: all")
     options = found.parse_args(arguments)
     variants: dict[str, GenerateOptions] = {
@@ -38,9 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for shape, tree in (("chain", "off"), ("tree", "on"))
         for rule in options.rules
     }
-    draft_temperature = options.draft_temp
-    if draft_temperature != "auto":
-        draft_temperature = float(draft_temperature)
     sys.stdout.write(f"{'temperature':>11}{'nodes':>7}" + "".join(f"{v:>18}" for v in variants))
     sys.stdout.write("\n")
     with loaded(options, n_draft_max=max(options.draft_n)) as engine:
@@ -52,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     settings: GenerateOptions = {
                         **variant,
                         "temperature": temperature,
-                        "draft_temperature": draft_temperature,
+                        "draft_temperature": options.draft_temp,
                         "n_draft": n_draft,
                         "max_tokens": options.tokens,
                     }

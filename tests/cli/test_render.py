@@ -27,7 +27,7 @@ def stats(notes: dict[str, float]) -> Stats:
 def test_details_have_the_forced_tokens_of_a_constraint() -> None:
     shown = render.details_text(stats({"n_forced": 52, "forced_acceptance": 0.904}))
     assert "forced by the constraint: 52 tokens, 90.4% accepted" in shown
-    assert "forced" not in render.details_text(stats({"draft_temperature": 0.8}))
+    assert "forced" not in render.details_text(stats({}))
 
 
 def test_details_have_the_tokens_that_were_drafted_for_the_draft() -> None:

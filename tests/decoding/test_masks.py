@@ -260,7 +260,6 @@ def test_certain_rows_stand_beside_drawn_ones() -> None:
     probs = np.asarray(rows)
     assert probs[[0, 2, 3]].argmax(axis=1).tolist() == [3, 5, token]
     np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-6)
-    assert rows.n_values == 6 + 6
     rows.keep(3)
     rows.append_certain(0)
     assert np.asarray(rows)[3].tolist() == [1, 0, 0, 0, 0, 0]

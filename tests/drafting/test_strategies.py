@@ -238,3 +238,10 @@ def test_a_length_that_is_none_is_refused(n_draft: object) -> None:
 
 def test_numpys_whole_numbers_are_lengths() -> None:
     assert CheckedOptions.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]
+
+
+def test_drafts_have_the_targets_temperature_unless_a_rule_prefers_the_likeliest_token() -> None:
+    assert CheckedOptions.of({}).draft_temperature is None
+    assert CheckedOptions.of({"draft_temperature": 0.3}).draft_temperature == 0.3
+    assert CheckedOptions.of({"verify": "match"}).draft_temperature == 0
+    assert CheckedOptions.of({"verify": "match", "draft_temperature": 1}).draft_temperature == 1

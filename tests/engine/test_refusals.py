@@ -80,6 +80,7 @@ GENERATE: list[tuple[dict[str, Any], str]] = [
     ({"seed": "1"}, "seed is '1'"),
     ({"n_keep": 1.5}, "n_keep is 1.5"),
     ({"draft_temperature": "warm"}, "draft_temperature"),
+    ({"draft_temperature": -1}, "draft_temperature is -1.0; it must be at least 0"),
     ({"temperature": -1.0}, "temperature"),
     ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
     # Names and switches

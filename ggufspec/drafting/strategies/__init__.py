@@ -26,7 +26,7 @@ class Materials:
     uniforms: Callable[[int], Uniforms]
     stop_tokens: Collection[int]  # each ends a text: nothing is drafted after it
     session: Session | None = None  # of the draft model, if there is one
-    draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
+    draft_temperature: float | None = None  # None: the target's
     n_draft_max: int = defaults.N_DRAFT_MAX  # most tokens that a round asks for
     tree: str = defaults.TREE  # add branches: "auto" (if they are expected to pay), "on" or "off"
     n_leaves: int = 1  # most leaves of a tree; 1: the target reads chains only

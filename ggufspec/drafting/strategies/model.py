@@ -22,7 +22,6 @@ from ggufspec.drafting.bursts import Bursts
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.strategies.ngram import Prediction
-from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.drafting.tree_growth import Growth
 from ggufspec.errors import ConstraintError, DecodeError, NoRoomError, OptionError
 
@@ -44,14 +43,9 @@ class ModelDrafter:
         self._materials = materials
         self._policy = materials.policy
         sampling = materials.sampling
-        wanted = materials.draft_temperature
-        if wanted == "auto" and list(sampling.samplers[-1:]) != ["temperature"]:
-            wanted = sampling.temperature  # "auto" assumes that the temperature comes last
-        self._draft_temperature = DraftTemperature(sampling.temperature, wanted)
-        self._samplings = {
-            temperature: replace(sampling, temperature=temperature)
-            for temperature in self._draft_temperature.choices
-        }
+        if materials.draft_temperature is not None:
+            sampling = replace(sampling, temperature=materials.draft_temperature)
+        self._sampling = sampling
         self._rows: Rows | None = None
         self._drafted: Draft | None = None
         self._n_before = 0  # length of the text in the last round
@@ -74,7 +68,7 @@ class ModelDrafter:
         policy = self._policy
         is_new, self._n_before = len(tokens) <= self._n_before, len(tokens)
         if self._n_read is None or is_new:
-            # Of the prompt, or of the text that remains in the context.
+            # The tokens of the prompt, or of the text that remains in the context, that were read.
             self._n_read = len(tokens) - 1 - policy.n_prompt_unread
         elif has_read_more:
             self._n_read = min(self._n_read, n_same(self._context, token_array(tokens)))
@@ -89,7 +83,7 @@ class ModelDrafter:
     ) -> Draft:
         """The draft, with `policy`'s length. Forced text is added without a draft step."""
         policy = self._policy
-        sampling = self._samplings[self._draft_temperature.temperature]
+        sampling = self._sampling
         context = self._context = array("i", tokens)
         n_end = len(tokens) + n_max
         if may_evaluate and self._bursts is not None:
@@ -225,14 +219,11 @@ class ModelDrafter:
         # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
         acceptances = map(target.overlap, self._drawn, repeat(rows), nodes)
         self._policy.observe_verdict(n_accepted, acceptances, map(target.gap, self._drawn))
-        if draft.tokens and self._draft_temperature.is_learning:
-            self._draft_temperature.observe(draft, target_probs)
 
     def notes(self) -> dict[str, float]:
-        """The current draft temperature, and statistics of forced and of staged tokens."""
+        """Statistics of forced and of staged tokens."""
         staged = {} if self._bursts is None else self._bursts.notes()
-        temperature = self._draft_temperature.temperature
-        return {"draft_temperature": temperature, **self._forced.notes(), **staged}
+        return {**self._forced.notes(), **staged}
 
 
 def make(materials: Materials) -> ModelDrafter:
