@@ -11,7 +11,7 @@ from time import perf_counter
 from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored, TargetSession, Uniforms, Verify
 
-Steps = Generator[Ask | Round, Scored | None, None]  # yields an Ask, takes a Scored, yields a Round
+Loop = Generator[Ask | Round, Scored | None, None]  # yields an Ask, takes a Scored, yields a Round
 
 
 def timed(session: TargetSession, ask: Ask) -> Scored:
@@ -31,7 +31,7 @@ def speculate(
     n_draft: int,
     n_end: int,
     stop_tokens: Collection[int] = (),
-) -> Steps:
+) -> Loop:
     """Append tokens to `tokens`, one Round after another, until `n_end` tokens or a stop token.
 
     Yields an Ask before each Round; the caller answers it with `send(Scored(...))`, so it can put

@@ -12,15 +12,15 @@ from ggufspec.decoding.types import Uniforms
 _N_AHEAD = 4096
 
 
-Stream = Callable[[int], Uniforms]  # stream(n) returns n fresh uniforms
+UniformStream = Callable[[int], Uniforms]  # stream(n) returns n fresh uniforms
 
 
-def uniform_streams(seed: int, n: int = 2) -> list[Stream]:
+def uniform_streams(seed: int, n: int = 2) -> list[UniformStream]:
     """Independent streams of uniforms in [0, 1): for verification, the draft, and so on."""
     return [_drawn_ahead(default_rng(part)) for part in SeedSequence(seed).spawn(n)]
 
 
-def by_position(stream: Stream, tokens: Sized) -> Stream:
+def by_position(stream: UniformStream, tokens: Sized) -> UniformStream:
     """A stream that gives token i of a text always the same uniform.
 
     `tokens`: the growing text. Only for rules that read no uniform after a rejected token: the next
@@ -37,7 +37,7 @@ def by_position(stream: Stream, tokens: Sized) -> Stream:
     return draw
 
 
-def _drawn_ahead(generator: Generator) -> Stream:
+def _drawn_ahead(generator: Generator) -> UniformStream:
     """A stream that draws many uniforms at once: one call costs more than the numbers do."""
     stored: list[float] = []
     n_used = 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from ggufspec.decoding.loop import Steps, speculate
+from ggufspec.decoding.loop import Loop, speculate
 from ggufspec.decoding.sampling import Rows, Sampling, as_rows
 from ggufspec.decoding.types import Ask, Draft, Probs, Round, Scored, Session, Uniforms, Verdict
 from ggufspec.drafting.strategies import Stage, ngram
@@ -43,7 +43,7 @@ class Bursts:
         self._session = session
         self._stage = stage
         self._drafter = ngram.make(stage.materials)
-        self._steps: Steps | None = None
+        self._loop: Loop | None = None
         self._judged: list[tuple[Draft, Rows, Verdict]] = []  # by the last round
         self._n_drafted = self._n_accepted = 0
 
@@ -53,7 +53,7 @@ class Bursts:
         `n_draft`: expected maximum length of the draft.
         """
         stage = self._stage
-        self._steps = speculate(
+        self._loop = speculate(
             context,
             drafter=self._drafter,
             verify=self._verify,
@@ -66,16 +66,16 @@ class Bursts:
 
     def write(self, context: array[int]) -> Burst:
         """Append at least one token to `context`. Raises as `score` and `draw` do."""
-        assert self._steps is not None
+        assert self._loop is not None
         self._judged.clear()
         n_before, is_last = len(context), False
-        ask = next(self._steps)
+        ask = next(self._loop)
         assert isinstance(ask, Ask)
         start = perf_counter()
         logits = self._session.score(ask.tokens, ask.draft)
         scored = Scored(logits, perf_counter() - start)
         try:
-            round_ = self._steps.send(scored)
+            round_ = self._loop.send(scored)
         except DecodeError:
             # No next token can be drawn. Dropping the accepted tokens, too, would change the
             # distribution of the draft's tokens.
@@ -98,9 +98,9 @@ class Bursts:
 
     def end(self) -> None:
         """End the draft. May be called twice."""
-        steps, self._steps = self._steps, None
-        if steps is not None:
-            steps.close()  # not left to the garbage collector, which can swallow Ctrl-C
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()  # not left to the garbage collector, which can swallow Ctrl-C
 
     def notes(self) -> dict[str, float]:
         """The number of tokens drafted for the draft model, and the share that it accepted."""

@@ -15,7 +15,7 @@ class Start(NamedTuple):
 
     `target`: passes over 1, 2 ... tokens, up to the largest pass. `step`: a draft step. `read`:
     each further token that the draft model reads in a batch. `is_measured`: True if measured with
-    these models on this machine, False if predicted; `guesses_step`: `step` is a guess even so.
+    these models on this machine, False if predicted; `guesses_step`: the step was not measured.
 
     If measured, a size's first pass, which may be disturbed, changes them no more than later ones.
     If predicted, they are limited to usual CPU costs, since drafts that seem too slow would never

@@ -56,7 +56,7 @@ class LengthPolicy:
 
     With costs, it chooses the length with the most expected tokens per second, 0 if drafting is not
     faster. The target's latest logit gaps show how predictable the text is at present, even while
-    nothing is drafted. What rejected drafts may cost in a text is limited. Without costs
+    nothing is drafted. An account limits the time lost to rejected drafts. Without costs
     (`is_fixed`), it drafts as many tokens as each round allows; in a tree, the likeliest ones.
 
     A drafter calls `start_round` or `prefix_length`, drafts, and reports the result. For each
@@ -91,8 +91,8 @@ class LengthPolicy:
         self.rule = _native.LengthRule(by_draft, block_bonus)
         self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
         self._before = _native.AcceptanceModel(*prior.by_target)
-        # Of branches, given that all siblings before them were rejected: a second choice of the
-        # draft model, by the gap of the remaining tokens; what n-grams predict, by its log-odds.
+        # Acceptance of branches whose earlier siblings were all rejected: of the draft model's
+        # second choice, by the gap of the remaining tokens; of n-grams' tokens, by their log-odds.
         self.second = _native.AcceptanceModel(*prior.second, weight, memory)
         self.by_ngrams = _native.AcceptanceModel(*constants.NGRAM_BESIDE, weight, memory)
         # Probability that the draft model's next token is accepted.
@@ -100,13 +100,13 @@ class LengthPolicy:
         self._n_observed, self._sum_observed = 0, 0.0  # number and sum of observed acceptances
         # Rounds that used the draft model, and the tokens they accepted; a first round is assumed.
         self._n_drafts = self._n_accepted = 1
-        # Of the regression of the rule's block_bonus; 0 if that is not learned.
+        # The regression for the rule's block_bonus: its weight (0: nothing is learned), its sum.
         self._bonus_weight = constants.BLOCK_BONUS_WEIGHT if block_bonus > 0 else 0.0
         self._bonus_sum = self._bonus_weight * block_bonus
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
         self.account = account or Account()
-        # Tokens of the text, at most, and since n-grams were last drafted.
+        # Tokens of the text so far, its maximum, and tokens since n-grams were last drafted.
         self._n_tokens, self._n_most, self._n_since_free = 0, math.inf, 0
         # Prompt tokens that the draft model had not read when the text began; 0: it has by now.
         self.n_prompt_unread = 0

@@ -62,8 +62,8 @@ class PairProfile:
         """Let texts with a seed start from these measurements from now on.
 
         `measured` may cover fewer tokens and fewer texts per pass than this profile's costs.
-        `is_disturbed`: they are no measurements of an otherwise idle machine: they are not stored,
-        nor used otherwise.
+        `is_disturbed`: other programs were busy: the measurements serve texts with a seed in this
+        process, and are not stored.
         """
         costs = self.costs
         self._settled = measured.resized(costs.n_most, costs.n_sharers, n_per_step=costs.n_per_step)

@@ -20,7 +20,7 @@ from ggufspec.decoding.tree import n_equal, path_to
 from ggufspec.decoding.types import Logits, Uniforms
 from ggufspec.drafting import constants
 from ggufspec.drafting.strategies import Materials
-from ggufspec.drafting.strategies.ngram import Prediction
+from ggufspec.drafting.strategies.ngram import Continuation
 from ggufspec.errors import ConstraintError, NoRoomError
 
 
@@ -43,7 +43,7 @@ class _Candidate(NamedTuple):
 
 
 class _Certain(NamedTuple):
-    """Tokens that n-grams predict after node `parent`, with `probs` as in Prediction."""
+    """Tokens that n-grams predict after node `parent`, with `probs` as in Continuation."""
 
     parent: int = -1
     tokens: Sequence[int] = ()
@@ -105,17 +105,18 @@ class Growth:
         text: Sequence[int],
         sampling: Sampling,
         score: Callable[[Sequence[int]], Logits],
-        predicted: Prediction,
+        continuation: Continuation,
     ) -> None:
         """Add branches to the complete chain as long as the policy expects a gain.
 
-        `score(tokens)`: the draft model's logits. `predicted`: what n-grams predict after `text`.
+        `score(tokens)`: the draft model's logits. `continuation`: what n-grams predict after
+        `text`.
         """
         policy, rule = self._policy, self._policy.rule
         n_chain = len(self._tokens)
         leaf, reached = n_chain - 1, self._values[n_chain - 1]
         self._held = range(rule.n_evaluated - 1)
-        self._add_ngrams(predicted)
+        self._add_ngrams(continuation)
         if self._rows.has_declined:
             value = reached * rule.acceptance.probability(rule.gaps[-1])
             self._candidates.append(_Candidate(_Kind.DECLINED, value, leaf, left=reached))
@@ -179,8 +180,8 @@ class Growth:
                 found = max(target.of(i, other) - rows.of(i, other), 0.0) / excess
                 self._policy.by_ngrams.observe(_log_odds(probability), min(found, 1.0))
 
-    def _add_ngrams(self, predicted: Prediction) -> None:
-        tokens, probs, n_chain = predicted.tokens, predicted.probs, len(self._tokens)
+    def _add_ngrams(self, continuation: Continuation) -> None:
+        tokens, probs, n_chain = continuation.tokens, continuation.probs, len(self._tokens)
         start = n_equal(tokens, self._tokens)
         if start == len(tokens) or (start == n_chain > 0 and self._ends(n_chain - 1)):
             return

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.loop import Steps, speculate
+from ggufspec.decoding.loop import Loop, speculate
 from ggufspec.decoding.rng import by_position, uniform_streams
 from ggufspec.decoding.stats import Threads, summarize, threads_since
 from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored
@@ -255,7 +255,7 @@ class Generation:
             advice += f". The target is a mixture of experts, {experts_note(*experts)}"
         return Completion(text, tokens, self.finish_reason, stats, advice, stop)
 
-    def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
+    def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Loop]:
         """The drafter and the loop. Raises OptionError."""
         pair, n_prompt = self._pair, self.n_prompt
         n_draft = pair.n_draft(options)

@@ -11,7 +11,7 @@ import pytest
 
 from ggufspec._native import Ngrams, SortedTexts
 from ggufspec.drafting import constants
-from ggufspec.drafting.strategies.ngram import NgramIndex, Origin, Prediction
+from ggufspec.drafting.strategies.ngram import Continuation, NgramIndex, Origin
 
 LENGTH_MOST = 32
 SOURCES_MOST = 32
@@ -245,7 +245,9 @@ def test_more_than_was_predicted_cannot_be_observed(n_accepted: int, n_tried: in
         ngrams.observe(0, 1)
 
 
-def rounds(ngram_index: NgramIndex, length: int, truth: float, n: int, seed: int = 0) -> Prediction:
+def rounds(
+    ngram_index: NgramIndex, length: int, truth: float, n: int, seed: int = 0
+) -> Continuation:
     """Each round a new text whose end has one match, which is right with probability `truth`."""
     rng = np.random.default_rng(seed)
     for i in range(n):

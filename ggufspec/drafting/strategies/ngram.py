@@ -24,7 +24,7 @@ class Origin(IntEnum):
     OTHERS = 2  # in other texts
 
 
-class Prediction(NamedTuple):
+class Continuation(NamedTuple):
     """Tokens that may follow a text, and for each its acceptance probability if those before it are
     accepted."""
 
@@ -44,17 +44,17 @@ class NgramIndex:
         self, prediction: Sequence[int] = (), others: Sequence[_native.SortedTexts] = ()
     ) -> None:
         self._prediction = prediction
-        self._predicted = _native.SortedTexts()
+        self._repeated = _native.SortedTexts()
         self._ngrams = _native.Ngrams(
             constants.NGRAM_PRIORS,
             constants.NGRAM_PRIOR_WEIGHT,
             constants.NGRAM_KEEP,
             constants.NGRAM_LEARNING_RATE,
-            self._predicted,
+            self._repeated,
             others,
         )
 
-    def predict(self, tokens: Sequence[int], n_max: int) -> Prediction:
+    def predict(self, tokens: Sequence[int], n_max: int) -> Continuation:
         """Up to `n_max` tokens to follow `tokens`; none if the end of `tokens` has no match.
 
         Fastest if `tokens` is an array of int32 that continues the previous call's.
@@ -62,11 +62,11 @@ class NgramIndex:
         tokens = token_array(tokens)
         if self._prediction:
             before = tokens[-constants.NGRAM_MATCHED :]
-            self._predicted.add(array("i", [*before, *self._prediction]))  # type: ignore[arg-type]
+            self._repeated.add(array("i", [*before, *self._prediction]))  # type: ignore[arg-type]
             self._prediction = ()
         self._ngrams.update(tokens)  # type: ignore[arg-type]
         found, probs, _, _, origin = self._ngrams.predict(n_max)
-        return Prediction(found, probs, Origin(origin))
+        return Continuation(found, probs, Origin(origin))
 
     def observe(self, n_accepted: int, n_tried: int) -> None:
         """Learn that `n_accepted` of the last prediction's first `n_tried` tokens were accepted.
@@ -116,7 +116,7 @@ class NgramDrafter:
         self._forced_text = materials.forced
         self._index = index
         self._forced: Sequence[int] = ()
-        self.prediction = Prediction()  # the tokens after the forced ones
+        self.continuation = Continuation()  # the tokens after the forced ones
         self._drafted: Draft | None = None  # in the last round
         self._has_prediction = bool(index and materials.prediction)
         self._n_drafted = self._n_accepted = 0  # tokens of the caller's prediction
@@ -128,16 +128,16 @@ class NgramDrafter:
         """Predict the continuation; returns how much of it is worth verifying."""
         self._forced_text.start_round()
         self._forced = self._forced_text.after(tokens)[:n_max]
-        self.prediction = Prediction()
+        self.continuation = Continuation()
         if self._index is not None:
             if self._forced:
                 tokens = [*tokens, *self._forced]
             found = self._index.predict(tokens, n_max - len(self._forced))
             n = self._forced_text.n_allowed(tokens, found.tokens)
-            self.prediction = Prediction(found.tokens[:n], found.probs[:n], found.origin)
+            self.continuation = Continuation(found.tokens[:n], found.probs[:n], found.origin)
         forced_probs = self._forced_text.probabilities(self._forced)
         return self._policy.prefix_length(
-            self.prediction.probs, forced_probs, is_own=self.prediction.origin != Origin.OTHERS
+            self.continuation.probs, forced_probs, is_own=self.continuation.origin != Origin.OTHERS
         )
 
     def draft_prefix(self, prefix: PrefixLength) -> Draft:
@@ -145,7 +145,7 @@ class NgramDrafter:
         if not prefix.n_draft:
             why = "no n-gram match is likely enough" if self._index else CHOICE_FOLLOWS
             return Draft((), None, 0.0, why)
-        drafted = [*self._forced, *self.prediction.tokens][: prefix.n_draft]
+        drafted = [*self._forced, *self.continuation.tokens][: prefix.n_draft]
         for i, token in enumerate(drafted):
             if token in self._stop_tokens:
                 drafted = drafted[: i + 1]
@@ -159,8 +159,8 @@ class NgramDrafter:
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Learn whether the prediction was right, even if something else was drafted."""
         self._forced_text.observe(draft, target_probs, verdict)
-        predicted, n_forced = self.prediction.tokens, len(self._forced)
-        if draft is self._drafted and self.prediction.origin == Origin.PREDICTION:
+        predicted, n_forced = self.continuation.tokens, len(self._forced)
+        if draft is self._drafted and self.continuation.origin == Origin.PREDICTION:
             self._n_drafted += max(len(draft.tokens) - n_forced, 0)
             self._n_accepted += max(verdict.n_accepted - n_forced, 0)
         written = [*draft.accepted(verdict), verdict.next_token]
@@ -169,7 +169,7 @@ class NgramDrafter:
         del written[:n_forced]
         n_tried = min(len(predicted), len(written))
         self._index.observe(n_equal(predicted, written), n_tried)
-        self.prediction = Prediction()
+        self.continuation = Continuation()
 
     def notes(self) -> dict[str, float]:
         """Statistics of forced tokens, and of tokens of the caller's prediction."""
