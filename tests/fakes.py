@@ -11,6 +11,7 @@ import numpy as np
 from ggufspec.decoding.loop import speculate, timed
 from ggufspec.decoding.tree import path_to
 from ggufspec.decoding.types import Ask, Logits, Round, Session
+from ggufspec.drafting.cost_model import CostModel
 
 
 class FakeSession:
@@ -49,6 +50,19 @@ def speculated(tokens: MutableSequence[int], *, target: Session, **loop: Any) ->
         turn = steps.send(timed(target, step))
         assert isinstance(turn, Round)
         yield turn
+
+
+def known_costs(
+    curve: Sequence[float], step: float, n_per_step: int = 1, n_most: int | None = None
+) -> CostModel:
+    """Frozen costs: measured passes over 1, 2 ... tokens, and draft steps."""
+    costs = CostModel(n_most or len(curve), n_per_step=n_per_step)
+    for _ in range(3):
+        for n, seconds in enumerate(curve, 1):
+            costs.observe_target(n, seconds)
+        costs.observe_draft(1, step)
+    costs.is_frozen = True
+    return costs
 
 
 def of_last_two(logits_after: Callable[[tuple[int, ...]], np.ndarray]) -> Callable[..., np.ndarray]:

@@ -38,6 +38,12 @@ def test_counts_and_seconds_add_up() -> None:
     assert found.overhead == pytest.approx(0.5)
 
 
+def test_a_shared_pass_counts_in_part() -> None:
+    found = stats([round_(1, 1), round_(1, 1)._replace(n_sharers=4)]).seconds
+    assert found.target == pytest.approx(0.5 + 0.125)
+    assert found.own == pytest.approx(0.5 + 0.625 + 0.25)
+
+
 def test_a_tree_is_counted_by_its_nodes_and_by_its_depth() -> None:
     tree = round_(6, 2)._replace(parents=(-1, 0, 1, 0, -1, -1))
     found = stats([tree, round_(1, 1), round_(0, 0)])

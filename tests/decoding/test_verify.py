@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from ggufspec import _native
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Rows, Sampling, draw, to_probs
 from ggufspec.decoding.tree import depths
-from ggufspec.decoding.types import Draft, Verify
+from ggufspec.decoding.types import Draft
 from ggufspec.errors import OptionError
 
 RULES = verify.names()
@@ -79,7 +78,7 @@ def test_native_equals_numpy_for_the_same_uniforms(name: str, certain: str) -> N
     """Chains and trees, with rows as drafters append them; the target may forbid a token."""
     rng = np.random.default_rng(5)
     rule, n_partly, n_beside = verify.rule(name), 0, 0
-    for case in range(2000):
+    for case in range(400):
         n_vocab, is_tree = int(rng.integers(2, 12)), case % 2
         n_draft = int(rng.integers(0, 7))
         shape = random_tree(rng, n_draft) if is_tree else range(-1, n_draft - 1)
@@ -109,7 +108,7 @@ def test_native_equals_numpy_for_the_same_uniforms(name: str, certain: str) -> N
         assert (verdict.path is None) == (not draft.parents)
         n_partly += 0 < verdict.n_accepted < len(tokens)
         n_beside += verdict.n_accepted > verdict.n_accepted_of_chain
-    assert min(n_partly, n_beside) > 100
+    assert min(n_partly, n_beside) > 20
 
 
 @pytest.mark.parametrize("target_is", ["dense", "list", "certain"])
@@ -125,7 +124,7 @@ def test_all_forms_of_rows_are_judged_alike(name: str, draft_is: str, target_is:
         "certain": Sampling(temperature=0, top_p=1, min_p=0),
     }
     paths, n_unlike = set(), 0
-    for _ in range(150):
+    for _ in range(40):
         base = rng.normal(0, 3, (len(parents) + 1, n_vocab))
         logits = (base + rng.normal(0, 0.5, base.shape)).astype(np.float32)
         target = to_probs(logits, options[target_is], draft=[0] * len(parents))
@@ -147,17 +146,12 @@ def test_all_forms_of_rows_are_judged_alike(name: str, draft_is: str, target_is:
         n_unlike += found != rule(draft, np.asarray(target), uniforms)
         paths.add(tuple(found.nodes))
     assert len(paths) >= 5
-    assert n_unlike <= 2  # uniforms so near an edge that rounding decides
+    assert n_unlike <= 1  # uniforms so near an edge that rounding decides
 
 
 # The exact distribution of what a rule emits, by enumeration of all drafts of a small vocabulary.
 
 Levels = list[np.ndarray]  # by depth: (n_vocab**depth, n_vocab), the distribution after each prefix
-Present = Callable[[int, np.ndarray], np.ndarray]  # (node, tokens so far): in which drafts it is
-
-
-def always(node: int, tokens: np.ndarray) -> np.ndarray:
-    return np.ones(len(tokens), bool)
 
 
 def forests(n_nodes: int) -> Iterator[tuple[int, ...]]:
@@ -172,20 +166,6 @@ def forests(n_nodes: int) -> Iterator[tuple[int, ...]]:
             if parent == -1:
                 break
             parent = parents[parent]
-
-
-def height(parents: Sequence[int], node: int) -> int:
-    below = reference.children(parents, node)
-    return 1 + max((height(parents, child) for child in below), default=0)
-
-
-def is_leftmost_deepest(parents: Sequence[int]) -> bool:
-    """Whether no node is followed by a sibling with a longer path behind it."""
-    for node in range(-1, len(parents)):
-        heights = [height(parents, child) for child in reference.children(parents, node)]
-        if heights != sorted(heights, reverse=True):
-            return False
-    return True
 
 
 def random_levels(rng: np.random.Generator, n_vocab: int, depth: int) -> Levels:
@@ -219,7 +199,6 @@ class Drafts(NamedTuple):
 def all_drafts(
     draft: Levels,
     parents: Sequence[int],
-    present: Present = always,
     certain: Collection[int] = (),
     *,
     replaced: bool = False,
@@ -239,7 +218,7 @@ def all_drafts(
             drawn = np.nonzero(tokens[:, sibling] >= 0)[0]
             row[drawn, tokens[drawn, sibling]] = 0
         total = row.sum(axis=1)
-        is_there = (total > 0) & present(node, tokens)
+        is_there = total > 0
         if parent >= 0:
             is_there &= tokens[:, parent] >= 0
         row /= np.where(total > 0, total, 1)[:, None]
@@ -290,15 +269,10 @@ def test_each_rule_has_a_reference_in_numpy() -> None:
     assert set(RULE_TWINS) == set(RULES)
 
 
-@pytest.mark.parametrize("n_vocab", [3, 4])
-def test_every_text_has_exactly_the_targets_probability(n_vocab: int) -> None:
-    """Drafts of all shapes of up to 6 nodes, some of them certain, and all verdicts.
-
-    Traversal accepts no less than rejection if the deepest branches come first.
-    """
-    rng = np.random.default_rng(13)
-    gains = []
-    for n_nodes in range(7):
+def test_every_text_has_exactly_the_targets_probability() -> None:
+    """Drafts of all shapes of up to 5 nodes, some of them certain, and all verdicts."""
+    rng, n_vocab = np.random.default_rng(13), 3
+    for n_nodes in range(6):
         for parents in forests(n_nodes):
             depth = max(depths(parents), default=0)
             target, draft = (random_levels(rng, n_vocab, depth) for _ in range(2))
@@ -309,51 +283,10 @@ def test_every_text_has_exactly_the_targets_probability(n_vocab: int) -> None:
             for name, twin in RULE_TWINS.items():
                 texts, accepted[name] = emitted_by(twin, target, drafts)
                 assert distance(texts, target) < 1e-12
-            if is_leftmost_deepest(parents):
-                gains.append(accepted["traversal"] - accepted["rejection"])
             if len(set(parents)) == n_nodes:  # a chain; matching may be better on a wide tree
                 assert accepted["rejection"] >= accepted["match"] - 1e-12
             if share == 1:  # whatever the rule, no more than the target's own probability
                 assert max(accepted.values()) - min(accepted.values()) < 1e-12
-    assert min(gains) > -1e-12
-    assert max(gains) > 0.1
-
-
-# By what was drawn before: nodes in the order in which they are drawn, which of them, and when.
-GROWTHS: dict[str, tuple[tuple[int, ...], Present]] = {
-    "a chain ends at a token": (
-        (-1, 0, 1, 2),
-        lambda node, tokens: (tokens[:, 1:] != 1).all(axis=1),
-    ),
-    "a second child only beside token 0": (
-        (-1, 0, 1, -1, 3),
-        lambda node, tokens: tokens[:, 0] == 0 if node == 3 else always(node, tokens),
-    ),
-    "what follows the first child depends on the second": (
-        (-1, -1, 0, 0, 2, 1),
-        lambda node, tokens: (
-            always(node, tokens)
-            if node < 2
-            else (tokens[:, 1] == (0 if node < 5 else 2)) | (tokens[:, 0] == 1)
-        ),
-    ),
-    "a third child only if the second was extended with a likely token": (
-        (-1, -1, 1, -1, 0, 4),
-        lambda node, tokens: always(node, tokens) if node < 3 else tokens[:, 2] >= 1,
-    ),
-}
-
-
-@pytest.mark.parametrize("growth", GROWTHS)
-def test_so_it_has_if_the_shape_depends_on_what_was_drawn(growth: str) -> None:
-    parents, present = GROWTHS[growth]
-    rng = np.random.default_rng(17)
-    for n_vocab in (3, 3, 4):
-        target, draft = (random_levels(rng, n_vocab, max(depths(parents))) for _ in range(2))
-        drafts = list(all_drafts(draft, parents, present))
-        assert len(drafts) > 1
-        for twin in RULE_TWINS.values():
-            assert distance(emitted_by(twin, target, drafts)[0], target) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -374,68 +307,6 @@ def test_known_mistakes_are_caught(mutant: Twin, parents: tuple[int, ...], repla
         drafts = all_drafts(draft, parents, replaced=replaced)
         worst = max(worst, distance(emitted_by(mutant, target, drafts)[0], target))
     assert worst > 0.003
-
-
-def distribution_of_first_token(
-    rule: Verify, target: np.ndarray, draft: np.ndarray, certain: bool, n_runs: int
-) -> np.ndarray:
-    """How often each token comes first, with n_draft = 1, over many seeded uniforms."""
-    rng = np.random.default_rng(11)
-    counts = np.zeros(target.shape[1])
-    drafted = rng.choice(len(draft[0]), size=n_runs, p=draft[0].astype(float) / draft[0].sum())
-    for token, uniforms in zip(drafted, rng.random((n_runs, 2)), strict=True):
-        verdict = rule(Draft([int(token)], None if certain else draft), target, uniforms)
-        counts[token if verdict.n_accepted else verdict.next_token] += 1
-    return counts / n_runs
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_the_first_token_has_the_targets_distribution(name: str) -> None:
-    """40,000 runs: the standard error of a frequency is at most 0.0025, the bound is 5 of them.
-
-    Accepting with min(1, 2 * target / draft) instead misses by 0.1 on these rows.
-    """
-    target = np.array([[0.5, 0.2, 0.2, 0.1, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2]], np.float32)
-    draft = np.array([[0.1, 0.5, 0.1, 0.2, 0.1]], np.float32)
-    distribution = distribution_of_first_token(verify.rule(name), target, draft, False, 40_000)
-    np.testing.assert_allclose(distribution, target[0], atol=0.0125)
-    certain = np.array([[0.0, 1.0, 0.0, 0.0, 0.0]], np.float32)
-    distribution = distribution_of_first_token(verify.rule(name), target, certain, True, 40_000)
-    np.testing.assert_allclose(distribution, target[0], atol=0.0125)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_sequences_have_the_targets_distribution(name: str) -> None:
-    """Texts of two tokens, drafted two at a time, with rows that depend on the text before them."""
-    n_vocab, n_draft, n_runs = 3, 2, 30_000
-    rng = np.random.default_rng(2)
-    target = {
-        prefix: random_rows(rng, 1, n_vocab)[0]
-        for n in range(n_draft + 1)
-        for prefix in itertools.product(range(n_vocab), repeat=n)
-    }
-    draft = {prefix: random_rows(rng, 1, n_vocab)[0] for prefix in target}
-    rule = verify.rule(name)
-    counts = np.zeros((n_vocab, n_vocab))
-    for _ in range(n_runs):
-        text: list[int] = []
-        while len(text) < 2:
-            tokens: list[int] = []
-            n = 2 - len(text)
-            for _ in range(n):
-                row = draft[(*text, *tokens)].astype(float)
-                tokens.append(reference.pick(row, rng.random()))
-            prefixes = [(*text, *tokens[:i]) for i in range(n + 1)]
-            verdict = rule(
-                Draft(tokens, np.array([draft[prefix] for prefix in prefixes[:-1]])),
-                np.array([target[prefix] for prefix in prefixes]),
-                rng.random(n + 1),
-            )
-            text += [*tokens[: verdict.n_accepted], verdict.next_token]
-        counts[text[0], text[1]] += 1
-    expected = np.array([target[()][a] * target[(a,)] for a in range(n_vocab)])
-    # The standard error of a frequency is at most 0.5 / sqrt(30,000) = 0.003.
-    np.testing.assert_allclose(counts / n_runs, expected, atol=0.01)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -466,28 +337,3 @@ def test_greedy_rules_accept_exactly_what_the_target_would_have_written(
         target = to_probs(logits, greedy, draft=tokens)
         found = verify.rule(name)(draft, target, np.full(len(tokens) + 1, 0.99))
         assert (list(found.nodes), found.next_token) == (path, next_token)
-
-
-@pytest.mark.parametrize("name", sorted({*RULES} - {"match"}))  # match draws anew
-def test_equal_distributions_are_always_accepted(name: str) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        rows = random_rows(rng, 5, 9)
-        tokens = [reference.pick(row.astype(float), rng.random()) for row in rows[:4]]
-        assert verify.rule(name)(Draft(tokens, rows[:4]), rows, rng.random(5)).n_accepted == 4
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_wrong_shapes_are_refused_not_read(name: str) -> None:
-    rows, uniforms = np.full((2, 4), 0.25, np.float32), np.zeros(2)
-    rule = verify.rule(name)
-    for draft, target, tossed in (
-        (Draft([1, 2], rows), rows, uniforms),
-        (Draft([1], rows[:1]), rows, uniforms[:1]),
-        (Draft([4], rows[:1]), rows, uniforms),
-        (Draft([-1], rows[:1]), rows, uniforms),
-        (Draft([1], rows[:1], parents=[0]), rows, uniforms),
-        (Draft([1], rows[:1], parents=[-1, 0]), rows, uniforms),
-    ):
-        with pytest.raises(ValueError, match=r"verify|outside the vocabulary|parent"):
-            rule(draft, target, tossed)

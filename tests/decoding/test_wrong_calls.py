@@ -91,6 +91,8 @@ WRONG: dict[str, Callable[[], object]] = {
     "a draft of other width": lambda: _native.traversal(
         [1], [], _native.Rows(1, 9), filled(), [0.5] * 2
     ),
+    "a token of no vocabulary": lambda: _native.match([-1], [], None, filled(), [0.5] * 2),
+    "a node before its parent": lambda: _native.match([1], [0], None, filled(), [0.5] * 2),
     "a tree of other size": lambda: _native.match([1], [-1, 0], None, filled(), [0.5] * 2),
     "None among the texts": lambda: ngrams(others=[None]),
     "priors that begin at 2": lambda: ngrams(priors=[(2, 0.5, 0.5, 0.5, 0.5)]),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_blocks import FakeBlocks
+from fakes import known_costs
 
 from ggufspec import _native
 from ggufspec.decoding.sampling import Sampling
@@ -51,7 +52,7 @@ def chances(gaps: Sequence[float]) -> list[float]:
 # What is foreseen
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_it_takes_the_prefix_that_gains_most(seed: int) -> None:
     """In expected tokens, less what the pass costs at the rate that is reached."""
     rng = np.random.default_rng(seed)
@@ -76,12 +77,6 @@ def test_it_looks_over_an_expensive_size_to_a_cheap_one_behind_it() -> None:
     assert n_drawn(rule_of(), [SURE, LIKELY]) == 0, "the cheap one is out of reach"
     assert n_drawn(rule_of(), [SURE, UNLIKELY, SURE]) == 3
     assert n_drawn(rule_of(), [UNLIKELY, LIKELY, LIKELY]) == 0
-
-
-def test_what_is_likely_only_behind_an_unlikely_token_is_not_drawn() -> None:
-    flat = [1.0 + 0.4 * n for n in range(9)]
-    assert n_drawn(rule_of(flat), [SURE, SURE, UNLIKELY, SURE, SURE]) == 2
-    assert n_drawn(rule_of(flat), [SURE] * 5) == 5
 
 
 def test_other_drawn_tokens_than_the_likeliest_change_what_is_foreseen() -> None:
@@ -119,17 +114,6 @@ def test_what_is_declined_was_evaluated_and_the_reason_is_that_it_is_uncertain()
     assert (rule.n_evaluated, rule.gaps, rule.expected) == (1, [UNLIKELY], 0.0)
 
 
-def test_it_learns_from_the_declined_distribution_too() -> None:
-    rule = rule_of()
-    lengths = []
-    for _ in range(12):
-        lengths.append(n_drawn(rule, [UNLIKELY] * 5))
-        rule.observe([1.0])
-        rule.start(8)
-    assert lengths[:2] == [0, 0]
-    assert lengths[-1] > 0
-
-
 def test_the_next_round_starts_without_what_was_foreseen() -> None:
     """As a draft that is no block's: by thresholds."""
     rule = rule_of([1.0 + 0.01 * n for n in range(9)], rate=1.0)
@@ -140,12 +124,6 @@ def test_the_next_round_starts_without_what_was_foreseen() -> None:
     rule.update([1.0 + 0.01 * n for n in range(9)], 0.001, [0.9])
     assert rule.should_draw(SURE)
     assert rule.n_drawn == 1
-
-
-def test_without_costs_all_is_drawn() -> None:
-    rule = _native.LengthRule()
-    rule.start(5)
-    assert n_drawn(rule, [UNLIKELY] * 8) == 5
 
 
 def test_forced_tokens_in_front_count_as_drawn() -> None:
@@ -192,19 +170,6 @@ def test_no_tokens_are_expected_behind_the_block() -> None:
     assert whole.prefix_length([0.99] * 16)[0] == 16, "n-grams may draft more"
 
 
-def test_blocks_of_one_token_are_what_steps_were() -> None:
-    rng = np.random.default_rng(3)
-    for _ in range(20):
-        curve = np.cumsum([1.0, *rng.exponential(0.3, 8)]).tolist()
-        step, chance = float(rng.exponential(0.1)), rng.beta(2, 1, 8).tolist()
-        old, new = _native.LengthRule(), _native.LengthRule()
-        old.update(curve, step, chance)
-        new.update(curve, step, chance, 0.0, 1)
-        assert (old.rate, old.tokens, old.gain) == (new.rate, new.tokens, new.gain)
-        _, _, tokens, seconds = _native.best_rule(curve, step, chance)
-        assert new.rate == pytest.approx(max(tokens / seconds, 1.0))
-
-
 def test_a_block_of_no_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="n_per_step above 0"):
         _native.LengthRule().update(FLAT, 0.1, [0.5], 0.0, 0)
@@ -213,12 +178,9 @@ def test_a_block_of_no_tokens_is_refused() -> None:
 # Costs
 
 
-def costs_of(n_most: int = 9, step: float = 0.5, **options: int) -> CostModel:
-    costs = CostModel(n_most, **options)
-    for _ in range(3):
-        for n in range(1, n_most + 1):
-            costs.observe_target(n, 1.0 + 0.02 * (n - 1))
-        costs.observe_draft(1, step)
+def costs_of(*, step: float = 0.5, n_per_step: int = 1) -> CostModel:
+    costs = known_costs([1.0 + 0.02 * n for n in range(9)], step, n_per_step)
+    costs.is_frozen = False
     return costs
 
 
@@ -233,12 +195,6 @@ def test_whether_a_block_can_pay_depends_on_all_that_it_gives() -> None:
     for step, in_steps, in_blocks in ((0.5, False, False), (2.0, True, False), (8.0, True, True)):
         assert costs_of(step=step).draft_cannot_pay == in_steps
         assert costs_of(step=step, n_per_step=8).draft_cannot_pay == in_blocks
-
-
-def test_copies_have_blocks_of_the_size_that_is_wanted() -> None:
-    costs = costs_of(n_per_step=4)
-    assert costs.resized(9, n_per_step=8).drafting(8) == 0.5
-    assert costs.resized(9).drafting(8) == 4.0
 
 
 @pytest.mark.parametrize("repeats", [False, True])
@@ -281,13 +237,6 @@ def test_the_first_draft_with_unknown_costs_is_a_block_not_a_token() -> None:
     policy = policy_of(costs, 4.0, 0.0)
     assert not costs.knows_draft
     assert played(policy, [SURE] * 4) == (Action.DRAFT, 4)
-
-
-def test_a_policy_drafts_in_blocks_what_would_not_pay_token_by_token() -> None:
-    for n_per_step, wanted in ((1, Action.SKIP), (8, Action.DRAFT)):
-        costs = costs_of(step=0.9, n_per_step=n_per_step)
-        costs.is_frozen = True
-        assert policy_of(costs, 1.4, 0.0).start_round(8, 1) is wanted
 
 
 def test_the_seconds_of_a_block_are_those_of_a_step() -> None:
@@ -341,11 +290,7 @@ def test_branches_in_a_block_cost_no_step() -> None:
 @pytest.mark.parametrize(("sure", "n_wanted"), [((6, 6, 6, 0), 3), ((6, 0, 0, 0), 0)])
 def test_the_drafter_looks_ahead_before_the_first_token(sure: Sequence[int], n_wanted: int) -> None:
     """The second text's first token alone is sure: it would lead to an expensive size."""
-    costs = CostModel(5, n_per_step=4)
-    for n, seconds in enumerate(STAIRS[:5] * 3):
-        costs.observe_target(n % 5 + 1, seconds)
-        costs.observe_draft(1, 0.1)
-    costs.is_frozen = True
+    costs = known_costs(STAIRS[:5], 0.1, n_per_step=4)
     tokens = [1, 2]
     head = FakeBlocks(tokens, lambda known, drafted: np.eye(1, 9, 3)[0] * sure[len(drafted)], 4)
     materials = strategies.Materials(

@@ -22,11 +22,6 @@ def test_sizes_between_known_ones_lie_on_a_line() -> None:
     )
 
 
-def test_a_batch_of_four_may_cost_less_than_three() -> None:
-    curve = costs_of(n1=1.0, n3=2.3, n4=1.5).curve
-    assert curve[2] > curve[3] > curve[1] - 0.2
-
-
 def test_an_unmeasured_multiple_of_four_is_assumed_no_dearer_than_the_size_below() -> None:
     costs = CostModel(12)
     for n, seconds in ((1, 1.0), (2, 1.7), (3, 2.4)):
@@ -96,12 +91,6 @@ def test_shared_passes_are_measured_beyond_what_one_text_may_draft() -> None:
     known = CostModel.of_document(costs.to_document()).resized(4, 3)
     assert known.per_text(3) == pytest.approx(costs.per_text(3))
     assert CostModel.of_document(costs.to_document()).resized(4).n_measured(12) == 0
-
-
-def test_an_unmeasured_curve_increases() -> None:
-    curve = list(CostModel(8).curve)
-    assert curve == sorted(curve)
-    assert curve[0] > 0
 
 
 def test_a_slow_first_pass_is_replaced_at_once() -> None:
@@ -231,12 +220,10 @@ def test_a_document_restores_the_costs() -> None:
     "document",
     [
         {},
-        {"target_seconds": {}},
         {"target_seconds": []},
         {"target_seconds": {"2": 1.0}},
         {"target_seconds": {"1": "fast"}, "draft_seconds": 0, "draft_read_seconds": 0},
         {"target_seconds": {"one": 1.0}, "draft_seconds": 0, "draft_read_seconds": 0},
-        {"target_seconds": {"1": -1.0}, "draft_seconds": 0, "draft_read_seconds": 0},
         {"target_seconds": {"1": 1.0}, "draft_seconds": None, "draft_read_seconds": 0},
         {"target_seconds": {"1": 1.0}, "draft_seconds": float("nan"), "draft_read_seconds": 0},
     ],

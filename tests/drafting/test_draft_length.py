@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import reference
-from fakes import FakeSession, hashed_logits, of_last_two, speculated
+from fakes import FakeSession, hashed_logits, known_costs, of_last_two, speculated
 
 from ggufspec import _native
 from ggufspec.decoding import verify
@@ -26,33 +26,14 @@ N_MOST = 16
 N_TOKENS = 1500  # of a text that is drawn: with fewer, luck decides
 COEFFICIENTS = (0.4, 2.0)
 PRIOR = Acceptance(COEFFICIENTS, COEFFICIENTS)
-# Seconds of a pass over 1, 2 ... tokens: kernels of four rows, a steep start, a nearly flat line.
+# Seconds of a pass over 1, 2 ... tokens: kernels of four rows, a nearly flat line.
 STAIRS = [3.6, 5.8, 8.3, 5.5, 8.0, 10.4, 10.2, 10.0, 11.2, 12.4, 13.5, 14.7, 15.3, 15.9, 16.5, 17.1]
-STEEP = [
-    4.3,
-    6.6,
-    8.3,
-    11.1,
-    14.2,
-    16.1,
-    16.5,
-    16.9,
-    17.9,
-    18.9,
-    19.9,
-    20.9,
-    21.0,
-    21.1,
-    21.2,
-    21.3,
-]
 FLAT = [20.0 + 0.4 * n for n in range(16)]
 # Of a mixture of experts on a GPU (ik_llama.cpp#1630: 170, 112, 175, 266 tokens/s in passes over 1,
 # 2, 4, 8 tokens): two tokens take longer than two passes, eight do not.
 EXPERTS = [5.9, 17.9, 20.4, 22.9, 24.7, 26.5, 28.3, 30.1, *(32.1 + 2.0 * n for n in range(8))]
 CURVES = {
     "stairs": [*STAIRS, 17.7],
-    "steep": [*STEEP, 21.5],
     "flat": [*FLAT, 26.4],
     "experts": [*EXPERTS, 48.1],
 }
@@ -61,7 +42,7 @@ CURVES = {
 # The rule
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_rule_equals_its_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n_most = int(rng.integers(1, 17))
@@ -78,39 +59,6 @@ def test_the_rule_equals_its_reference(seed: int) -> None:
     np.testing.assert_allclose(found[2:], [expected.tokens, expected.seconds], rtol=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_no_fixed_length_brings_more(seed: int) -> None:
-    """Of tokens that stand with chances drawn anew each time, unknown until the draft is asked."""
-    rng = np.random.default_rng(seed)
-    curve = np.cumsum([1.0, *rng.exponential(0.4, N_MOST)])
-    step, chances = float(rng.exponential(0.05)), rng.beta(3, 1, 8)
-    _, _, tokens, seconds = _native.best_rule(curve.tolist(), step, chances.tolist())
-    reached = np.cumsum(chances.mean() ** np.arange(N_MOST + 1))
-    fixed = reached / (curve + step * np.arange(N_MOST + 1))
-    assert tokens / seconds > 0.99 * fixed.max()
-
-
-def test_it_looks_beyond_an_expensive_size_to_a_cheaper_one() -> None:
-    """Three tokens cost more than four: after one token it goes on to the third."""
-    _, draw_from, tokens, _ = _native.best_rule([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.7] * 8)
-    assert tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3, rel=0.01)
-    assert draw_from[3] > 1  # and there it stays
-
-
-def test_what_costs_more_than_it_brings_is_not_drafted() -> None:
-    evaluate_from, *_ = _native.best_rule([1.0, 2.1, 3.2], 0.1, [0.9] * 8)
-    assert evaluate_from[0] > 1
-    assert not _native.best_rule([1.0, 1.1, 1.2], 0.1, [0.9] * 8)[0][0] > 1
-
-
-def test_a_second_that_is_worth_more_elsewhere_makes_drafts_shorter() -> None:
-    curve, chances = [1.0 + 0.2 * n for n in range(17)], [0.6, 0.7, 0.8, 0.9]
-    alone = _native.best_rule(curve, 0.05, chances)
-    beside = _native.best_rule(curve, 0.05, chances, 4.0)
-    assert all(b >= a for a, b in zip(alone[1], beside[1], strict=True))
-    assert beside[2] < alone[2]
-
-
 def test_a_draft_that_is_there_already_is_taken_as_far_as_it_pays() -> None:
     policy = _native.LengthRule()
     assert policy.prefix_length([0.9, 0.1])[0] == 2  # without costs, all of it
@@ -119,13 +67,6 @@ def test_a_draft_that_is_there_already_is_taken_as_far_as_it_pays() -> None:
     assert policy.prefix_length([0.9, 0.1, 0.9])[0] == 1
     assert policy.prefix_length([0.1])[0] == 0
     assert policy.prefix_length([])[0] == 0
-
-
-def test_a_rule_that_judges_drafts_as_a_whole_makes_longer_ones_worth_more() -> None:
-    curve, chances = [1.0 + 0.3 * n for n in range(9)], [0.7] * 8
-    alone = _native.best_rule(curve, 0.02, chances)
-    blocks = _native.best_rule(curve, 0.02, chances, 0.0, 0.05)
-    assert blocks[2] > alone[2]
 
 
 def test_no_more_is_drafted_than_costs_are_known_for() -> None:
@@ -205,12 +146,7 @@ def chosen(
     prior: Acceptance = PRIOR,
     block_bonus: float = 0.0,
 ) -> LengthPolicy:
-    costs = CostModel(N_MOST + 1)
-    for _ in range(3):
-        for n, seconds in enumerate(curve):
-            costs.observe_target(n + 1, seconds)
-        costs.observe_draft(1, step)
-    costs.is_frozen = True
+    costs = known_costs(curve, step, n_most=N_MOST + 1)
     return LengthPolicy(costs, prior, block_bonus=block_bonus)
 
 
@@ -288,16 +224,15 @@ def test_the_chosen_length_is_as_good_as_the_best_fixed_one(shape: str, temperat
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["model", "auto"])
-@pytest.mark.parametrize("shape", CURVES)
 def test_a_draft_that_is_always_wrong_costs_next_to_nothing(
-    shape: str, drafter: str, temperature: float
+    drafter: str, temperature: float
 ) -> None:
-    curve = CURVES[shape]
+    curve = CURVES["stairs"]
     logits = (random_logits(1), random_logits(2))
     options = {"logits": logits, "temperature": temperature, "drafter": drafter}
     policy = chosen(curve, 0.03 * curve[0])
     assert seconds_of(curve, 0.03 * curve[0], policy, **options) < 1.03 * 400 * curve[0]
-    if drafter == "model" and shape != "flat":  # there, even a look is cheap
+    if drafter == "model":
         assert "drafting did not help" in (policy.advice() or "")
 
 
@@ -465,6 +400,8 @@ def test_a_prompt_that_was_not_read_is_read_once_the_text_is_long() -> None:
     policy.rule.should_draw(5.0)
     policy.observe_round(Round([1], 1, 0, 0.1 * n_prompt, 1.0, 0.0))
     assert policy.account.balances[1] > balance - 2, "the account does not pay for the prompt"
+    policy.start_round(3, 2)
+    assert policy.n_prompt_unread == 0
 
 
 def test_what_rejected_drafts_cost_is_limited() -> None:
@@ -483,26 +420,6 @@ def test_what_rejected_drafts_cost_is_limited() -> None:
         else:
             policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
     assert 0 < lost < 0.03 * 64 + 1.0  # that of the last round
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_without_certainty_is_skipped_soon(temperature: float) -> None:
-    """What unknown drafts may be sure of counts until this one was seen, and not on and on."""
-
-    def unsure(prefix: tuple[int, ...]) -> np.ndarray:
-        return np.random.default_rng([3, *prefix[-2:]]).normal(0, 0.1, N_VOCAB)
-
-    looks = []
-    policy = chosen([1.0, 1.5, 2.0, 1.6, 2.2, 2.7, 2.9, 2.9], 0.04)
-
-    def observe(round_: Round) -> None:
-        looks.append(policy.rule.n_evaluated)
-        policy.observe_round(round_)
-
-    rounds_of(
-        (random_logits(1), unsure), policy, temperature=temperature, n_tokens=64, observe=observe
-    )
-    assert sum(looks) <= 16
 
 
 def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> None:
@@ -617,15 +534,6 @@ def test_forced_tokens_are_taken_as_far_as_they_pay() -> None:
         assert rule.take(probabilities) == n == rule.n_taken == rule.n_drawn
         assert rule.expected == pytest.approx(sum(np.cumprod(probabilities[:n])))
         assert not rule.n_evaluated
-
-
-def test_an_expensive_size_is_passed_if_the_forced_text_goes_on_behind_it() -> None:
-    rule = _native.LengthRule()
-    rule.update([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.5], 0.0)
-    rule.start(4)
-    assert rule.take([0.95] * 3) == 3
-    rule.start(4)
-    assert rule.take([0.3]) == 0
 
 
 def test_forced_tokens_are_no_part_of_the_limit_but_of_what_costs_are_known_for() -> None:

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
-from fakes import FakeSession, speculated
+from fakes import FakeSession, known_costs, speculated
 
 from ggufspec.decoding import verify
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Draft, Round, Verdict
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import (
     Acceptance,
     LengthPolicy,
@@ -92,13 +91,7 @@ def rounds_of(
 
 
 def costing(seconds: Sequence[float]) -> LengthPolicy:
-    costs = CostModel(len(seconds))
-    for _ in range(3):
-        for n, each in enumerate(seconds):
-            costs.observe_target(n + 1, each)
-        costs.observe_draft(1, 0.05)
-    costs.is_frozen = True
-    return LengthPolicy(costs, Acceptance((0.4, 2.0), (0.4, 2.0)))
+    return LengthPolicy(known_costs(seconds, 0.05), Acceptance((0.4, 2.0), (0.4, 2.0)))
 
 
 @pytest.mark.parametrize("drafter", ["forced", "ngram", "model", "auto"])
@@ -138,7 +131,7 @@ def test_the_policy_learns_of_drawn_tokens_alone(right: bool) -> None:
     assert verdicts[0] == ((2, [1.0, 1.0]) if right else (0, [0.0, 0.0]))
 
 
-@pytest.mark.parametrize("n_draft", [1, 2, 3, 4])
+@pytest.mark.parametrize("n_draft", [1, 4])
 def test_no_more_is_drafted_than_a_round_may(n_draft: int) -> None:
     target, draft = preferring(AB, C, A, B), preferring(AB, C, A, B)
     for drafter in ("forced", "ngram", "model", "auto"):
@@ -153,7 +146,7 @@ def test_no_more_is_drafted_than_a_round_may(n_draft: int) -> None:
         assert all(round_.n_drafted < 3 for round_ in rounds)
 
 
-@pytest.mark.parametrize("drafter", ["forced", "ngram", "model"])
+@pytest.mark.parametrize("drafter", ["forced", "model"])
 def test_forced_tokens_that_are_always_rejected_are_soon_no_longer_drafted(drafter: str) -> None:
     """The target writes "a" and "b" for each "ab", then no longer."""
     curve = [1.0 + 0.6 * n for n in range(9)]

@@ -94,7 +94,7 @@ def after(text: Sequence[int], n_most: int = 1) -> list[int]:
     return ngrams.predict(n_most)[0]
 
 
-@pytest.mark.parametrize("n_kinds", [1, 2, 3, 6, 15])
+@pytest.mark.parametrize("n_kinds", [1, 2, 6, 15])
 def test_the_index_finds_what_a_full_comparison_finds(n_kinds: int) -> None:
     """Over texts that grow, are cut back and replaced, and predictions that are right or not."""
     rng = np.random.default_rng(n_kinds)
@@ -123,79 +123,11 @@ def test_the_index_finds_what_a_full_comparison_finds(n_kinds: int) -> None:
         naive.observe(n_accepted, n_tried)
 
 
-def test_the_longest_match_wins_over_more_recent_ones() -> None:
-    assert after([1, 2, 3, 4, 9, 5, 3, 4, 8, 6, 4, 7, 1, 2, 3, 4]) == [9]
-
-
-def test_of_matches_as_long_the_most_recent_wins_unless_many_others_agree() -> None:
-    assert after([5, 1, 6, 5, 2, 7, 5]) == [2]
-    assert after([5, 1, 6, 5, 1, 7, 5, 1, 8, 5, 2, 9, 5]) == [1]
-
-
 def test_what_is_left_out_of_many_matches_are_the_oldest() -> None:
     """A longer match is not missed for it: it is found by more than its last token."""
     many = [token for i in range(100) for token in (5, 100 + i)]
     assert after([5, 7, *many, 5]) == [199]
     assert after([4, 5, 7, *many, 4, 5]) == [7]
-
-
-@pytest.mark.parametrize("loop", [[1], [1, 2], [1, 2, 3], list(range(40))])
-def test_a_loop_goes_on_for_ever(loop: list[int]) -> None:
-    text = array("i", loop * 2)
-    ngrams = index()
-    ngrams.update(text)
-    tokens, _, lengths, shares, _ = ngrams.predict(100)
-    assert tokens == (loop * 100)[:100]
-    assert lengths[-1] == LENGTH_MOST
-    assert shares == [1.0] * 100
-    assert ngrams.update(text) == len(text)  # the prediction is no part of the text
-
-
-@pytest.mark.parametrize("text", [[], [1], [1, 2], [1, 2, 3, 4]])
-def test_nothing_is_predicted_if_the_last_token_is_new(text: list[int]) -> None:
-    assert after(text, 5) == []
-    assert NgramIndex().predict(text, 5)[:2] == ([], [])
-
-
-def test_no_more_is_predicted_than_was_asked_for() -> None:
-    assert after([1, 2, 1], 0) == []
-    assert after([1, 2, 1], 3) == [2, 1, 2]
-
-
-def test_a_continuation_that_was_right_wins_over_one_that_was_wrong() -> None:
-    ngram_index = NgramIndex()
-    text = [5, 1, 6, 5, 2, 7, 5]
-    prediction = ngram_index.predict(text, 1)
-    assert prediction.tokens == [2]
-    ngram_index.observe(0, 1)
-    assert ngram_index.predict(text, 1).tokens == [1]
-
-
-def test_a_continuation_that_was_right_wins_over_a_more_recent_one_never_tried() -> None:
-    ngram_index = NgramIndex()
-    ngram_index.predict([5, 1, 6, 5], 1)
-    ngram_index.observe(1, 1)
-    assert ngram_index.predict([5, 1, 6, 5, 2, 7, 5], 1).tokens == [1]
-
-
-def test_a_source_that_was_wrong_is_no_longer_sure() -> None:
-    ngrams = index()
-    ngrams.update(array("i", [5, 1, 6, 5]))
-    assert ngrams.predict(2)[2:4] == ([1, 2], [1.0, 1.0])
-    ngrams.observe(1, 2)
-    assert ngrams.predict(2)[3] == pytest.approx([1.0, 0.5])
-    ngrams.observe(1, 1)  # the second was not tried: nothing is known of it
-    assert ngrams.predict(2)[3] == pytest.approx([1.0, 0.5])
-
-
-def test_what_was_cut_off_is_forgotten_and_so_is_how_often_it_was_right() -> None:
-    ngram_index = NgramIndex()
-    text = [5, 1, 6, 5, 2, 7, 5]
-    ngram_index.predict(text, 1)
-    ngram_index.observe(0, 1)
-    assert ngram_index.predict([5, 1, 6, 5], 1).tokens == [1]
-    assert ngram_index.predict(text, 1).tokens == [2]
-    assert ngram_index.predict([8, 9, 8], 1).tokens == [9]
 
 
 def test_a_text_that_grew_is_indexed_as_one_read_at_once() -> None:
@@ -210,7 +142,7 @@ def test_a_text_that_grew_is_indexed_as_one_read_at_once() -> None:
             assert grown.predict(5) == at_once.predict(5)
 
 
-@pytest.mark.parametrize("period", [1, 2, 3, 1000, 40_000])
+@pytest.mark.parametrize("period", [1, 3, 40_000])
 def test_a_long_text_costs_little(period: int) -> None:
     text = array("i", [i % period for i in range(32_768)])
     ngrams = index()
@@ -258,8 +190,8 @@ def rounds(
     return prediction
 
 
-@pytest.mark.parametrize("length", [1, 4, 9, 25])
-@pytest.mark.parametrize("truth", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize("length", [1, 25])
+@pytest.mark.parametrize("truth", [0.05, 0.95])
 def test_probabilities_converge_to_observed_frequencies(length: int, truth: float) -> None:
     chances = [rounds(NgramIndex(), length, truth, 400, seed).probs[0] for seed in range(10)]
     # A standard error of 0.012 at the most, and what was thought before weighs a twentieth.
@@ -273,12 +205,6 @@ def test_each_kind_of_match_has_a_chance_of_its_own() -> None:
         long = rounds(ngram_index, 9, 0.9, 20, seed + 100)
     assert 0.06 < short.probs[0] < 0.13
     assert 0.86 < long.probs[0] < 0.94
-
-
-def test_chances_follow_a_text_that_changes() -> None:
-    ngram_index = NgramIndex()
-    assert rounds(ngram_index, 4, 0.95, 300).probs[0] > 0.85
-    assert rounds(ngram_index, 4, 0.05, 300).probs[0] < 0.25
 
 
 def test_acceptance_of_some_matches_shifts_the_probability_of_unseen_ones() -> None:
@@ -315,23 +241,6 @@ def test_only_verified_tokens_are_learned_from() -> None:
     assert probs_after(4, 4, 1) == probs_after(4, 2, 1)
     assert probs_after(4, 2, 2) == probs_after(2, 2, 2)
     assert probs_after(4, 2, 2) != probs_after(4, 3, 2)
-
-
-def test_only_the_last_prediction_is_learned_from_and_once() -> None:
-    ngram_index, text = NgramIndex(), [5, 1, 6, 5, 2, 7, 5]
-    ngram_index.predict([1, 2, 1], 2)
-    last = ngram_index.predict(text, 1)
-    with pytest.raises(ValueError, match="fewer tokens"):
-        ngram_index.observe(0, 2)
-    ngram_index.observe(1, 1)
-    with pytest.raises(ValueError, match="fewer tokens"):
-        ngram_index.observe(1, 1)
-    assert ngram_index.predict(text, 1).probs[0] > last.probs[0]
-
-
-def test_lists_and_arrays_are_texts_alike() -> None:
-    text = [1, 2, 3, 1]
-    assert NgramIndex().predict(text, 3) == NgramIndex().predict(array("i", text), 3)
 
 
 def test_a_prediction_is_drafted_from_its_start_and_again_behind_an_edit() -> None:
@@ -379,7 +288,7 @@ def test_other_texts_are_repeated_where_the_text_itself_has_nothing_nearly_as_lo
     assert next_after([40]) == []
 
 
-@pytest.mark.parametrize("n_kinds", [2, 4, 12])
+@pytest.mark.parametrize("n_kinds", [2, 12])
 def test_the_longest_match_in_other_texts_is_found(n_kinds: int) -> None:
     """Compared with every place of each, over texts that come and go."""
     rng = np.random.default_rng(n_kinds)

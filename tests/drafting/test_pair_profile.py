@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny
 
 import ggufspec
-from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
-from ggufspec.engine.engine import Engine
 
 PROMPT = "once upon a time"
 SAMPLED = {"temperature": 1.0, "max_tokens": 40}
@@ -24,12 +21,6 @@ SAMPLED = {"temperature": 1.0, "max_tokens": 40}
 def paths(tmp_path: Path) -> tuple[Path, Path]:
     target = tiny.write_llama(tmp_path / "target.gguf")
     return target, tiny.write_llama(tmp_path / "draft.gguf", perturb=0.1)
-
-
-@pytest.fixture
-def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
-    with ggufspec.load(*paths, n_ctx=512, n_threads=1) as engine:
-        yield engine
 
 
 GOOD: dict[str, dict[str, object]] = {
@@ -89,15 +80,6 @@ def test_a_seed_repeats_a_text_from_the_first_time_on(paths: tuple[Path, Path]) 
     write(paths)  # what this one learns changes nothing
     assert {write(paths, seed=7)} == texts
     assert {write(paths, seed=8)} != texts
-
-
-def test_a_seed_repeats_a_text_in_one_engine(pair: Engine) -> None:
-    first = pair.generate(PROMPT, seed=7, temperature=1.0, max_tokens=40).tokens
-    for _ in range(3):
-        pair.generate(PROMPT, temperature=1.0, max_tokens=40)
-    lengths = [round_.n_drafted for round_ in _rounds(pair, seed=7)]
-    assert lengths == [round_.n_drafted for round_ in _rounds(pair, seed=7)]
-    assert len(first) == 40
 
 
 def measured(n_most: int) -> CostModel:
@@ -167,19 +149,6 @@ def test_a_text_with_a_seed_drafts_beyond_what_calibration_measured() -> None:
     assert policy.rule.n_drawn > 17
 
 
-def _rounds(engine: Engine, **options: object) -> tuple[Round, ...]:
-    stream = engine.stream(PROMPT, **{**SAMPLED, **options})  # type: ignore[arg-type]
-    for _ in stream:
-        pass
-    return stream.rounds
-
-
-def test_what_is_learned_of_drafts_begins_the_next_text(pair: Engine) -> None:
-    assert _rounds(pair, max_tokens=200)[0].why == "plain decoding is being measured"
-    later = _rounds(pair)
-    assert "measured" not in later[0].why
-
-
 def test_nothing_is_remembered_where_that_is_not_wanted(paths: tuple[Path, Path]) -> None:
     with ggufspec.load(*paths, n_ctx=512, n_threads=1, tuned=False) as engine:
         engine.generate(PROMPT, temperature=0, max_tokens=60)
@@ -205,7 +174,7 @@ def test_other_settings_have_costs_of_their_own(paths: tuple[Path, Path]) -> Non
         {**GOOD, "acceptance": {"0.8": [0.5, 0.5]}},
         {**GOOD, "acceptance": {"0.8": [[0.5, 0.5]]}},
         {**GOOD, "acceptance": {"0.8": [[None, 1], [0, 1]]}},
-        {**GOOD, "acceptance": {"0.8": [[10**400, 1], [0, 1]]}},
+        {**GOOD, "acceptance": {"0.8": [[0, -1], [0, 1]]}},
         {**GOOD, "acceptance": {"0.8": [[0, 1], [1e9, 1]]}},
         {"costs": {**GOOD["costs"], "target_seconds": {"1": 10**400}}},
         {"costs": {**GOOD["costs"], "target_seconds": {"1": 1e308}}},
@@ -228,12 +197,6 @@ def test_a_record_that_is_none_is_not_known(document: dict[str, object]) -> None
     assert StoredProfile(facts).recall(8) is not None
 
 
-def test_a_record_is_known() -> None:
-    facts = {"pair": "b"}
-    profile_store.remember(facts, GOOD)
-    assert StoredProfile(facts).recall(8) is not None
-
-
 def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
     facts = {"pair": "c"}
     seconds = {"1": 1.0, "4": 1.5, "16": 3.0}
@@ -247,17 +210,6 @@ def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
     StoredProfile(facts).remember(known)
     (document,) = [record.document for record in profile_store.records() if record.facts == facts]
     assert document["settled_costs"]["target_seconds"] == seconds
-
-
-@pytest.mark.parametrize(
-    "coefficients", [[], [1], [1, 2, 3], ["a", "b"], "ab", [1, -1], [1e9, 1]], ids=str
-)
-def test_coefficients_out_of_range_are_refused(coefficients: object) -> None:
-    costs = CostModel(8)
-    costs.observe_target(1, 1.0)
-    document = {"costs": costs.to_document(), "acceptance": {"0.0": [coefficients, [0.0, 1.0]]}}
-    with pytest.raises(ValueError, match="acceptance model"):
-        PairProfile.of_document(document, CostModel(8))
 
 
 def test_a_draft_that_was_hopeless_in_one_text_is_tried_again_some_texts_later() -> None:
@@ -285,12 +237,13 @@ def test_a_draft_that_was_hopeless_in_one_text_is_tried_again_some_texts_later()
 def test_what_a_text_teaches_reaches_the_next_text_and_process_but_no_seed() -> None:
     profile = PairProfile(measured(8))
     before = profile.policy(0.0, repeats=False, in_blocks=True).acceptance
-    policy = profile.policy(0.0, repeats=False, in_blocks=True)
-    for _ in range(50):
-        policy.start_round(7, 1)
-        policy.rule.should_draw(2.0)
-        policy.observe_verdict(0, [0.0], [2.0])
-    profile.keep(policy, 0.0)
+    for repeats in (False, True):
+        policy = profile.policy(0.0, repeats=repeats, in_blocks=True)
+        for _ in range(50):
+            policy.start_round(7, 1)
+            policy.rule.should_draw(2.0)
+            policy.observe_verdict(0, [1.0 if repeats else 0.0], [2.0])
+        profile.keep(policy, 0.0)
     again = PairProfile.of_document(profile.to_document(), CostModel(8))
     for known in (profile, again):
         learned = known.policy(0.0, repeats=False, in_blocks=True).acceptance

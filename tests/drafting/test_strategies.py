@@ -107,6 +107,7 @@ def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
     text, rounds = run(target, "ngram", stop_tokens=(6,), prompt=(*LOOP, *LOOP), n_tokens=20)
     assert text[-1] == 6
     assert all(6 not in round_.tokens[:-1] for round_ in rounds)
+    assert sum(round_.n_drafted for round_ in rounds) <= len(text)
 
 
 def test_the_model_drafts_where_the_text_does_not_repeat() -> None:
@@ -197,11 +198,6 @@ def test_the_policy_knows_what_the_draft_model_has_not_read() -> None:
     assert policy.unread == {i: draft.n_read[i] for i in policy.unread}
 
 
-def test_the_model_drafter_needs_a_model() -> None:
-    with pytest.raises(ggufspec.OptionError, match="needs a draft model"):
-        run(FakeSession(hashed_logits(N_VOCAB, 1)), "model")
-
-
 @pytest.mark.parametrize("with_draft", [False, True])
 def test_auto_is_what_an_engine_does(with_draft: bool, tmp_path: Path) -> None:
     target = tiny.write_llama(tmp_path / "target.gguf")
@@ -216,27 +212,10 @@ def test_auto_is_what_an_engine_does(with_draft: bool, tmp_path: Path) -> None:
         assert_same(engine, "hello", done.tokens, plain.tokens)
 
 
-def test_a_grammar_holds_with_every_strategy(tmp_path: Path) -> None:
-    target = tiny.write_llama(tmp_path / "target.gguf")
-    with ggufspec.load(target, n_ctx=512, n_threads=1) as engine:
-        for drafter in ("ngram", "auto"):
-            done = engine.generate(
-                "say",
-                grammar='root ::= ("ab" | "abc")+ "."',
-                max_tokens=60,
-                seed=2,
-                drafter=drafter,
-            )
-            assert set(done.text) <= set("abc.")
-
-
-@pytest.mark.parametrize("n_draft", ["many", "AUTO", "3", 0, -1, np.int64(0), True, 2.5, None])
+@pytest.mark.parametrize("n_draft", ["AUTO", 0, np.int64(0), True, 2.5, None])
 def test_a_length_that_is_none_is_refused(n_draft: object) -> None:
     with pytest.raises(ggufspec.OptionError, match="n_draft is"):
         CheckedOptions.of({"n_draft": n_draft})  # type: ignore[typeddict-item]
-
-
-def test_numpys_whole_numbers_are_lengths() -> None:
     assert CheckedOptions.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]
 
 
