@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from time import time_ns
 from typing import Any, BinaryIO
 
 from ggufspec.common.files import is_stream
@@ -28,6 +29,7 @@ _N_MOST_DIMENSIONS, _N_MOST_LAYERS = 4, 2048
 _MOST_BYTES = 2**62
 _KEPT_NUMBERS = 4096  # longer arrays (a number for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
+_SETTLED = 10**9  # nanoseconds after its last change, from which a file counts as unchanged
 _ALIGNMENTS = [2**i for i in range(21)]
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
@@ -184,7 +186,28 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a GGUF file, joined with the others of a split model. Raises ModelError."""
+    """The header of a GGUF file, joined with the others of a split model. Raises ModelError.
+
+    One load asks for the same header at several places: a file is parsed again only after it
+    changed. A file that was just written may change within one tick of its modification time.
+    """
+    try:
+        found = [at.stat() for at in map(path.with_name, whole_split(path.name))]
+    except (OSError, ValueError):  # parsing says what is wrong
+        return _parsed(path)
+    if time_ns() - max(each.st_mtime_ns for each in found) < _SETTLED:
+        return _parsed(path)
+    state = tuple((at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for at in found)
+    return _parsed_once(path, state)
+
+
+@lru_cache(maxsize=2)  # a target and a draft
+def _parsed_once(path: Path, state: object) -> Header:
+    """The header of a file in this state."""
+    return _parsed(path)
+
+
+def _parsed(path: Path) -> Header:
     made = first = read_one(path)
     n_files = first.values.get("split.count", 1)
     if isinstance(n_files, int) and n_files > 1:
