@@ -29,4 +29,4 @@ def small(architecture: str = "llama", *, tied: bool = False, **other: int) -> D
         **MIXTURES.get(architecture, {}),
         **other,
     }
-    return Dimensions("small", architecture, vocabulary="words", tied=tied, **own)
+    return Dimensions("small", architecture, tied=tied, **own)

@@ -19,6 +19,7 @@ from small import small
 from ggufspec import standin
 from ggufspec.drafting import profile_store
 from ggufspec.llama import kernels
+from ggufspec.models.quantization import header_of
 
 PROGRAM = """
 import json, logging, sys
@@ -108,7 +109,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("models")
     files = folder / "target.gguf", folder / "draft.gguf"
     for path, n_layers in zip(files, (3, 1), strict=True):
-        source = standin.source_from_dimensions("small", small(n_layers=n_layers), "Q4_0")
+        source = header_of("small", small(n_layers=n_layers), "Q4_0")
         standin.write(standin.plan(source, 1.0), path)
     return Pair(files)
 

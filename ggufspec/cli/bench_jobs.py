@@ -37,7 +37,7 @@ from ggufspec.engine.options import CONSTRAINTS, CheckedOptions, file_sampling
 from ggufspec.errors import PromptError
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, read_draft
-from ggufspec.models.named_shape import estimated_shape
+from ggufspec.models.named_shape import shape_of_name
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import load_registry
 from ggufspec.standin.padded import padded_file, parse_size
@@ -284,7 +284,7 @@ def _report_missing(chosen: Preset, names: Sequence[str]) -> None:
         size = entry.size
         about = ""
         if size is None and entry.shape is not None:
-            size, about = estimated_shape(entry).n_bytes, "about "
+            size, about = shape_of_name(name).n_bytes, "about "
         shown = f" ({about}{format_bytes(size)})" if size else ""
         render.note(
             f"{chosen.name} uses {name}{shown}, which is not on this machine; download "

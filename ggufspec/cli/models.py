@@ -53,7 +53,6 @@ def list_models(as_json: bool) -> None:
     """List the registered models.
 
     "cached": the file is on this machine. "fits": it is not larger than the memory of this machine.
-    "checked": `ggufspec models check` found the same file on the hub.
     """
     from ggufspec.llama.devices import gpus, physical_memory
 
@@ -66,16 +65,15 @@ def list_models(as_json: bool) -> None:
         trims = [_trim_facts(trim) for trim in registry.trims.values()]
         render.echo_json({"models": facts, "pairs": pairs, "trims": trims, "memory": n_memory})
         return
-    rows = [["name", "size", "cached", "fits", "checked", "repository"]]
+    rows = [["name", "size", "cached", "fits", "repository"]]
     yes_or_no = {True: "yes", False: "no", None: "?"}
     for row in facts:
         size = format_bytes(row["size"]) if row["size"] else "?"
-        cached, checked = ("yes" if row[name] else "" for name in ("cached", "checked"))
-        fits = yes_or_no[row["fits_memory"]]
-        rows.append([row["name"], size, cached, fits, checked, row["repo"]])
+        cached, fits = "yes" if row["cached"] else "", yes_or_no[row["fits_memory"]]
+        rows.append([row["name"], size, cached, fits, row["repo"]])
     for trim in registry.trims.values():
         made = "yes" if trim.path.is_file() else ""
-        rows.append([trim.alias, "?", made, "?", "", f"trimmed from {trim.of}"])
+        rows.append([trim.alias, "?", made, "?", f"trimmed from {trim.of}"])
     widths = render.column_widths(rows)
     if sys.stdout.isatty() and sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns:
         rows = [row[:-1] for row in rows]  # leave out the repository
@@ -293,19 +291,15 @@ def _known_text(entry: ModelEntry | TrimEntry) -> str:
         "files": ", ".join(entry.files),
         "size": format_bytes(entry.size) if entry.size else "unknown",
         "sha256": ", ".join(entry.sha256) or "unknown",
-        "source": entry.source or "unknown",
-        "checked": "yes" if entry.checked else f"no (`ggufspec models check {entry.alias}`)",
         "cached": facts["cached"] or f"no (`ggufspec models pull {entry.alias}`)",
     }
     if (shape := entry.shape) is not None:
         layers = f"{shape.n_layers} layers of width {shape.n_embd}"
-        gate = "; the original is gated" if shape.gated else ""
         rows |= {
             "architecture": f"{shape.architecture}, {layers}",
-            "vocabulary": f"{shape.n_vocab} tokens, family {shape.vocabulary}",
+            "vocabulary": f"{shape.n_vocab} tokens",
             "context": f"{shape.n_ctx} tokens",
-            "licence": f"{shape.license or 'not known'}{gate}",
-            "original": f"https://huggingface.co/{shape.page}" if shape.page else "",
+            "licence": shape.license or "not known",
         }
     return _lines(rows)
 

@@ -27,17 +27,9 @@ from ggufspec.common.files import format_bytes
     type=SHARE,
     default=1.0,
 )
-@option(
-    "--mtp-agreement",
-    "For a target with an MTP head in its file, such as GLM-4.5: also write the head, with this "
-    "acceptance rate.",
-    type=SHARE,
-)
 @option("-f --force", "Replace an existing file.", is_flag=True)
 @click.argument("path", metavar="OUT", type=PATH)
-def command(
-    like: str, agreement: float, mtp_agreement: float | None, force: bool, path: Path
-) -> None:
+def command(like: str, agreement: float, force: bool, path: Path) -> None:
     """Write a file with the size and speed of a model, to measure before a download.
 
     OUT has the tensors, the quantization and the vocabulary size of that model, so it takes the
@@ -55,7 +47,7 @@ def command(
 
     source = local_file(like)
     standin.check_path(path, force=force, sources=[source] if source else [])
-    made = standin.plan(like, agreement, mtp_agreement)
+    made = standin.plan(like, agreement)
     started = monotonic()
     with late_bars() as bars:
         standin.write(

@@ -1,57 +1,67 @@
-"""The shapes of named models: from files on this machine, else from the registry."""
+"""The headers and shapes of named models: of files on this machine, else from the registry."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
 
 from ggufspec.errors import ModelError
 from ggufspec.models import local
 from ggufspec.models.adapters import Adapters, with_adapters
 from ggufspec.models.head_facts import MTP
-from ggufspec.models.header import read_header
+from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import DraftFile, check_model
+from ggufspec.models.local import HubQuant
 from ggufspec.models.pull import locate
-from ggufspec.models.quantization import file_type_of, header_of
+from ggufspec.models.quantization import header_of
 from ggufspec.models.quants import quant_of
-from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
+from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.models.trim_facts import numbers_of
 
-_USUAL_MIX = "Q4_K_M"  # proportions of tensors if a quantization is not in FILE_TYPES
 
+def header_of_name(name: str, registry: Registry | None = None) -> Header:
+    """The header of a named model: a file, a registered model, or dimensions with a quantization.
 
-def estimated_shape(entry: ModelEntry) -> ModelShape:
-    """The shape of a registered model that is not on this machine, from its dimensions.
-
-    Sizes are exact if the size of the file is registered, otherwise within a few per cent.
-    Raises ModelError if too little is registered.
+    Examples: `model.gguf`, `70B-Q3_K_S`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. A file on this
+    machine is read; else the header is computed from registered dimensions, and its sizes are
+    estimates within a few per cent. `registry`: None: the shipped one with the user's.
+    Raises ModelError.
     """
-    known = entry.shape
-    quantization = quant_of(entry.files[0]) or "an unknown quantization"
-    if known is None:
+    registry = registry or load_registry()
+    known = {entry.shape.name: entry.shape for entry in registry.models.values() if entry.shape}
+    stem, _, quantization = name.rpartition(":")
+    if stem in known:
+        return header_of(name, known[stem], quantization)
+    try:
+        paths = locate(name, registry)
+        named = local.parse(name, registry)
+    except ModelError as error:
+        word = (stem or name).lower()
+        near = [f"{each}:Q4_K_M" for each in get_close_matches(word, known, n=2, cutoff=0.6)]
+        hint = f"; similar names: {', '.join(near)}" if near else ""
+        raise ModelError(f"{error}{hint}") from error
+    if paths is not None:
+        return read_header(paths[0])
+    assert not isinstance(named, Path)
+    if isinstance(named, TrimEntry):
+        raise named.not_made()
+    entry = named if isinstance(named, ModelEntry) else None
+    entries = [entry] if entry else registry.models.values()
+    found = next((each.shape for each in entries if each.repo == named.repo and each.shape), None)
+    if found is None:
         raise ModelError(
-            f"the registry has no dimensions for {entry.alias}: download it first, with "
-            f"`ggufspec models pull {entry.alias}`"
+            f"{name} is not on this machine, and the registry has no dimensions for it: download "
+            f"it first, with `ggufspec models pull {name}`"
         )
-    mix = file_type_of(quantization)
-    if mix is None and entry.size is None:
-        raise ModelError(
-            f"neither the bits of {quantization} nor the size of {entry.alias} are known: download "
-            f"it first, with `ggufspec models pull {entry.alias}`"
-        )
-    header = header_of(entry.alias, known, mix or _USUAL_MIX)
-    made = shape_of(header)
-    n_layer_bytes = sum(layer.n_bytes for layer in made.layers)
-    scale = 1.0  # factor for the layers that gives the file its registered size
-    if entry.size is not None:
-        n_mtp_bytes = sum(tensor.n_bytes for tensor in header.mtp_tensors)  # not loaded
-        scale = (entry.size - n_mtp_bytes - made.n_bytes + n_layer_bytes) / n_layer_bytes
-    sizes = ("n_bytes", "n_active_bytes", "n_ffn_bytes", "n_expert_bytes")
-    layers = tuple(
-        replace(layer, **{name: round(getattr(layer, name) * scale) for name in sizes})
-        for layer in made.layers
-    )
-    return replace(made, layers=layers, n_vocab=known.n_vocab, is_exact=entry.size is not None)
+    quant = named.quant if isinstance(named, HubQuant) else quant_of(named.files[0])
+    made = header_of(entry.alias if entry else name, found, quant or "")
+    if found.tied and entry is not None and entry.size is not None:
+        # Some files of tied models have a separate output matrix; their size shows it.
+        untied = header_of(entry.alias, replace(found, tied=False), quant or "")
+        return untied if untied.n_tensor_bytes <= entry.size else made
+    return made
 
 
 def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
@@ -111,14 +121,11 @@ def shapes_of_pair(target: str, draft: str | None) -> tuple[ModelShape, ModelSha
 def shape_of_name(name: str) -> ModelShape:
     """The shape of a named model, from its file, else from the registry. Raises ModelError."""
     registry = load_registry()
-    if (paths := locate(name, registry)) is not None:
-        return shape_of(read_header(paths[0]))
-    named = local.parse(name, registry)
-    if isinstance(named, TrimEntry):
-        return trimmed_shape(shape_of_name(named.of), named)
-    if isinstance(named, ModelEntry):
-        return estimated_shape(named)
-    raise ModelError(
-        f"{name} is not on this machine, and the registry has no dimensions for it: download it "
-        f"first, with `ggufspec models pull {name}`"
-    )
+    trim = registry.get_trim(name)
+    if trim is not None and locate(name, registry) is None:
+        return trimmed_shape(shape_of_name(trim.of), trim)
+    header = header_of_name(name, registry)
+    if header.paths:
+        return shape_of(header)
+    n_vocab = header.tensor("token_embd.weight").shape[1]
+    return replace(shape_of(header), n_vocab=n_vocab, is_exact=False)

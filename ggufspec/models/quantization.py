@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ggufspec.errors import ModelError
 from ggufspec.models.gguf_file import QUANTIZATIONS, TYPES, Tensor
 from ggufspec.models.header import Header, layer_of
 from ggufspec.models.registry import Dimensions
@@ -58,9 +59,8 @@ def shapes_of(of: Dimensions) -> Iterator[_Shaped]:
         yield "position_embd.weight", (of.n_embd, of.n_ctx)
     if kind.has_embedding_norm:
         yield from _norm("token_embd_norm", of.n_embd, kind)
-    for layer in range(of.n_blocks):
-        head = _mtp(of) if layer >= of.n_layers else ()
-        for name, shape in (*_attention(of, kind), *_feed_forward(of, kind, layer), *head):
+    for layer in range(of.n_layers):
+        for name, shape in (*_attention(of, kind), *_feed_forward(of, kind, layer)):
             yield f"blk.{layer}.{name}", shape
     yield from _norm("output_norm", of.n_embd, kind)
     if not of.tied:
@@ -134,14 +134,6 @@ def _experts(of: Dimensions, n_experts: int, kind: Architecture) -> Iterator[_Sh
         yield "ffn_down_shexp.weight", (width, of.n_embd)
 
 
-def _mtp(of: Dimensions) -> Iterator[_Shaped]:
-    yield "nextn.eh_proj.weight", (2 * of.n_embd, of.n_embd)
-    yield "nextn.embed_tokens.weight", (of.n_embd, of.n_vocab)
-    yield "nextn.shared_head_head.weight", (of.n_embd, of.n_vocab)
-    for name in ("enorm", "hnorm", "shared_head_norm"):
-        yield f"nextn.{name}.weight", (of.n_embd,)
-
-
 # Names of quantizations: (llama_ftype, the type of most tensors).
 FILE_TYPES = {
     name: (QUANTIZATIONS.index(name), re.sub("_([SML]|MOE)$", "", name))
@@ -162,22 +154,24 @@ _GPT_OSS_WINDOW = 128
 _SIGMOID = 2  # llama_expert_gating_func_type
 
 
-def file_type_of(quantization: str) -> str | None:
-    """The key of FILE_TYPES for a quantization as file names spell it; None: not supported."""
-    name = _OTHER_NAMES.get(quantization.upper(), quantization.upper())
-    return name if name in FILE_TYPES else None
-
-
 def header_of(name: str, of: Dimensions, quantization: str) -> Header:
-    """The header of a model of these dimensions; `quantization` is a key of FILE_TYPES."""
+    """The header of a model of these dimensions, with the types that llama-quantize would choose.
+
+    `quantization`: as file names spell it. Raises ModelError for one that is not supported.
+    """
+    mix = _OTHER_NAMES.get(quantization.upper(), quantization.upper())
+    if mix not in FILE_TYPES:
+        raise ModelError(
+            f"{name} is quantized as {quantization or 'nothing'}, whose types of tensors are not "
+            f"known; supported are {', '.join(FILE_TYPES)}"
+        )
     values: dict[str, Any] = {
         "context_length": of.n_ctx,
         "embedding_length": of.n_embd,
-        "block_count": of.n_blocks,
+        "block_count": of.n_layers,
         "feed_forward_length": of.n_ff_dense or of.n_ff,
         "attention.head_count": of.n_heads,
         "attention.head_count_kv": of.n_heads_kv,
-        "nextn_predict_layers": of.n_mtp_layers,
         "expert_count": of.n_experts,
         "expert_shared_count": of.n_experts_shared,
         "leading_dense_block_count": of.n_dense_layers,
@@ -201,8 +195,8 @@ def header_of(name: str, of: Dimensions, quantization: str) -> Header:
         values["expert_feed_forward_length"] = of.n_ff
     named = {f"{of.architecture}.{key}": value for key, value in values.items() if value}
     named |= {"general.architecture": of.architecture, "general.name": name}
-    named["general.file_type"] = FILE_TYPES[quantization][0]
-    return Header((), 0, named, tensors_of(of, quantization))
+    named["general.file_type"] = FILE_TYPES[mix][0]
+    return Header((), 0, named, tensors_of(of, mix))
 
 
 def tensors_of(of: Dimensions, quantization: str) -> tuple[Tensor, ...]:
@@ -250,7 +244,7 @@ def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
     kind = {"Q2_K": q2_k, "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, base)
     if (mix == "Q3_K_M" and layer < 2) or (mix == "Q4_K_S" and layer < 4):
         kind = "Q5_K"
-    elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, of.n_blocks):
+    elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, of.n_layers):
         kind = "Q6_K"
     is_shared = of.architecture == "qwen2" or of.n_heads != of.n_heads_kv
     if of.n_layers == _LAYERS_OF_70B and is_shared and kind in ("Q3_K", "Q4_K"):
@@ -259,7 +253,7 @@ def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
 
 
 def _of_down(layer: int, mix: str, base: str, of: Dimensions) -> str:
-    n = of.n_blocks
+    n = of.n_layers
     if mix == "Q3_K_M":
         return "Q5_K" if layer < n // 16 else "Q4_K"
     if mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, n):

@@ -38,23 +38,13 @@ class Dimensions:
     n_embd_head: int
     n_vocab: int
     n_ctx: int
-    vocabulary: str  # models with the same vocabulary can draft for each other
     n_experts: int | None = None  # n_ff is the width of one expert
     n_experts_used: int | None = None  # per token
     n_experts_shared: int | None = None  # computed for every token
     n_dense_layers: int | None = None  # layers before the first with experts
     n_ff_dense: int | None = None  # the width of these dense layers
-    n_mtp_layers: int | None = None  # for multi-token prediction, in addition to n_layers
     tied: bool | None = None  # the output matrix is the token embedding
     license: str | None = None
-    gated: bool | None = None  # the original requires consent; copies may not
-    page: str | None = None  # repository of the original
-    note: str | None = None
-
-    @property
-    def n_blocks(self) -> int:
-        """Number of all layers, including those for multi-token prediction."""
-        return self.n_layers + (self.n_mtp_layers or 0)
 
 
 @dataclass(frozen=True)
@@ -68,8 +58,6 @@ class ModelEntry:
     size: int | None = None  # bytes of all files
     sha256: tuple[str, ...] = ()  # one per file; empty: unknown
     shape: Dimensions | None = None
-    checked: bool = False  # confirmed by `ggufspec models check`
-    source: str | None = None  # where hash and size come from
 
     def sha256_of(self, file: str) -> str | None:
         """The registered sha256 of one of the files; None: unknown."""

@@ -6,88 +6,22 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import islice, product
-from pathlib import Path
 from typing import Any
 
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.gguf_file import GgufFile
-from ggufspec.models.header import Header, layer_of, read_header
-from ggufspec.models.local import HubQuant, parse
-from ggufspec.models.pull import locate
-from ggufspec.models.quantization import ARCHITECTURES, FILE_TYPES, file_type_of, header_of
-from ggufspec.models.quants import quant_of
-from ggufspec.models.registry import Dimensions, ModelEntry, Registry, TrimEntry, load_registry
+from ggufspec.models.header import Header, layer_of
+from ggufspec.models.named_shape import header_of_name
+from ggufspec.models.quantization import ARCHITECTURES
 from ggufspec.models.vocabulary_overlap import letters_of_bytes
 from ggufspec.standin.blocks import FLOATS, LAYOUTS
 from ggufspec.standin.next_token_table import words_of
 from ggufspec.standin.weights import Weights
 
-_KNOWN_QUANTIZATIONS = f"; supported are {', '.join(FILE_TYPES)}"
-
-
-def source_of(name: str, registry: Registry | None = None) -> Header:
-    """The header of a named model: a file, a registered model, or dimensions with a quantization.
-
-    Examples: `model.gguf`, `70B-Q3_K_S`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. A file on this
-    machine is read. `registry`: None: the shipped one with the user's. Raises ModelError.
-    """
-    registry = registry or load_registry()
-    known = {entry.shape.name: entry.shape for entry in registry.models.values() if entry.shape}
-    stem, _, quantization = name.rpartition(":")
-    if stem in known:
-        return source_from_dimensions(name, known[stem], quantization)
-    try:
-        paths = locate(name, registry)
-        named = parse(name, registry)
-    except ModelError as error:
-        word = (stem or name).lower()
-        near = [f"{each}:Q4_K_M" for each in get_close_matches(word, known, n=2, cutoff=0.6)]
-        hint = f"; similar names: {', '.join(near)}" if near else ""
-        raise ModelError(f"{error}{hint}") from error
-    if paths is not None:
-        return read_header(paths[0])
-    assert not isinstance(named, Path)
-    if isinstance(named, TrimEntry):
-        raise named.not_made()
-    entry = named if isinstance(named, ModelEntry) else None
-    entries = [entry] if entry else registry.models.values()
-    found = next((each.shape for each in entries if each.repo == named.repo and each.shape), None)
-    wanted = named.quant if isinstance(named, HubQuant) else quant_of(named.files[0])
-    if found is None:
-        raise ModelError(
-            f"{name} is not on this machine, and the registry has no dimensions for it: name a "
-            "model of `ggufspec models list`, or a GGUF file"
-        )
-    if wanted is None:
-        raise ModelError(f"the name of {name} has no quantization{_KNOWN_QUANTIZATIONS}")
-    made = source_from_dimensions(name, found, wanted)
-    if found.tied and entry is not None and entry.size is not None:
-        # Some files of tied models have a separate output matrix; their size shows it.
-        untied = source_from_dimensions(name, replace(found, tied=False), wanted)
-        if untied.n_tensor_bytes <= entry.size:
-            return untied
-    return made
-
-
-def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Header:
-    """The header of a model with these dimensions, with the types that llama-quantize would choose.
-
-    Raises ModelError for an architecture or a quantization that is not supported.
-    """
-    _check_architecture(name, of.architecture)
-    if (known := file_type_of(quantization)) is None:
-        raise ModelError(
-            f"{name} is quantized as {quantization or 'nothing'}{_KNOWN_QUANTIZATIONS}"
-        )
-    return header_of(name, of, known)
-
-
 _LAYERED = re.compile(
     r"blk\.\d+\.(attn_(norm|q|k|v|qkv|output|q_norm|k_norm|sinks)|"
     r"post_(attention|ffw)_norm|exp_probs_b|"
-    r"nextn\.(eh_proj|embed_tokens|shared_head_head|enorm|hnorm|shared_head_norm)|"
     r"ffn_(norm|(gate|up|down)(_exps|_shexp)?|gate_inp))\.(weight|bias)"
 )
 _ENDS = re.compile(
@@ -95,26 +29,7 @@ _ENDS = re.compile(
 )
 
 
-def without_mtp(of: Header) -> Header:
-    """The same model without its layers for multi-token prediction."""
-    left_out = of.mtp_layers
-    if not left_out:
-        return of
-    own = {f"{of.architecture}.block_count": left_out.start}
-    own[f"{of.architecture}.nextn_predict_layers"] = 0
-    kept = tuple(tensor for tensor in of.tensors if layer_of(tensor.name) not in left_out)
-    return replace(of, values={**of.values, **own}, tensors=kept)
-
-
-def _check_architecture(name: str, architecture: str) -> None:
-    if architecture not in ARCHITECTURES:
-        raise ModelError(
-            f"{name} has the architecture {architecture}, which stand-ins do not support; "
-            f"supported are {', '.join(ARCHITECTURES)}"
-        )
-
-
-_RECIPE = 1  # raise it when the written bytes change: stand-ins of two recipes do not agree
+_RECIPE = 2  # raise it when the written bytes change: stand-ins of two recipes do not agree
 _LEAST_VOCABULARY = 512  # bytes and some words
 _LEAST_MARGIN = 0.25  # least distance from the largest to the next logit, as a share of it
 _MATRIX_TYPES = {*FLOATS, *LAYOUTS}
@@ -124,26 +39,23 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama_token_type
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")
 
 
-def plan(
-    like: str | Header, agreement: float = 1.0, mtp_agreement: float | None = None
-) -> GgufFile:
-    """The stand-in for a model, given by its header or by a name that `source_of` accepts.
+def plan(like: str | Header, agreement: float = 1.0) -> GgufFile:
+    """The stand-in for a model, given by its header or by a name that `header_of_name` takes.
 
-    `agreement`: the share of tokens whose successor is that of the table, which all stand-ins of a
-    vocabulary share. It is 1.0 for a target; for a draft, it is the acceptance rate of a drafted
-    token if the tokens before it were accepted. `mtp_agreement`: the same for the MTP head; None:
-    the head is left out. Raises ModelError for a model that is not supported or has no MTP head,
-    OptionError for an agreement outside 0 to 1.
+    An MTP head in the model's file is left out. `agreement`: the share of tokens whose successor is
+    that of the table, which all stand-ins of a vocabulary share. It is 1.0 for a target; for a
+    draft, it is the acceptance rate of a drafted token if the tokens before it were accepted.
+    Raises ModelError for a model that is not supported, OptionError for an agreement outside 0 to
+    1.
     """
-    for share in (agreement, 0 if mtp_agreement is None else mtp_agreement):
-        if not 0 <= share <= 1:
-            raise OptionError(f"agreement is {share}; it must be from 0 to 1")
-    of = source_of(like) if isinstance(like, str) else like
-    if mtp_agreement is None:
-        of = without_mtp(of)
-    elif not of.n_mtp_layers:
-        raise ModelError(f"{of.name} has no MTP head: leave its agreement out")
-    _check_architecture(of.name, of.architecture)
+    if not 0 <= agreement <= 1:
+        raise OptionError(f"agreement is {agreement}; it must be from 0 to 1")
+    of = _without_mtp(header_of_name(like) if isinstance(like, str) else like)
+    if of.architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{of.name} has the architecture {of.architecture}, which stand-ins do not support; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
     n_vocab = of.tensor("token_embd.weight").shape[1]
     _check(of, n_vocab)
     file_type = of.values.get("general.file_type")
@@ -159,7 +71,18 @@ def plan(
         **{key: value for key, value in own.items() if value is not None},
         **_vocabulary_values(n_vocab),
     }
-    return GgufFile(values, of.tensors, lambda: Weights(of, agreement, mtp_agreement or 0.0).data())
+    return GgufFile(values, of.tensors, lambda: Weights(of, agreement).data())
+
+
+def _without_mtp(of: Header) -> Header:
+    """The same model without its layers for multi-token prediction."""
+    left_out = of.mtp_layers
+    if not left_out:
+        return of
+    own = {f"{of.architecture}.block_count": left_out.start}
+    own[f"{of.architecture}.nextn_predict_layers"] = 0
+    kept = tuple(tensor for tensor in of.tensors if layer_of(tensor.name) not in left_out)
+    return replace(of, values={**of.values, **own}, tensors=kept)
 
 
 def _check(of: Header, n_vocab: int) -> None:

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 _N_SPECIAL = 258  # 256 bytes, and the tokens for the beginning and the end of a text
 _PADDED = 1024  # words end at a multiple of this, so that padding does not change them
 # Seeds of the hash, one for each purpose.
-_ORDER, _ENTRY, _CHANCE, _RUNS, _FLIPS, _SHUFFLE, _CODE = range(1 << 40, 8 << 40, 1 << 40)
-_BITS = 6  # each scrambled sequence has 2**6 members
-_SHUFFLED = 8
+_ORDER, _ENTRY, _CHANCE, _RUNS, _SHUFFLE, _CODE = range(1 << 40, 7 << 40, 1 << 40)
+_GROUP = 32  # of 8 to 64, the size with which short texts show the agreement best
 _LONGEST_RUN = 1 << 24
 
 
@@ -63,22 +62,10 @@ def codes(tokens: NDArray[np.int64], n: int) -> NDArray[np.int8]:
 
 
 def _spread(n: int) -> NDArray[np.float64]:
-    """(n,) numbers between 0 and 1; even a few successive ones are spread evenly.
-
-    The van der Corput sequence with Owen's scrambling: a hash of the preceding bits decides whether
-    a bit is flipped. Groups of eight are shuffled; else large and small numbers would alternate.
-    """
-    at = np.arange(-(-n // _SHUFFLED) * _SHUFFLED, dtype=np.uint64)
-    shuffle = np.argsort(_hashed(at, _SHUFFLE).reshape(-1, _SHUFFLED), axis=1, kind="stable")
-    at = np.take_along_axis(at.reshape(-1, _SHUFFLED), shuffle, axis=1).reshape(-1)[:n]
-    member = at & np.uint64((1 << _BITS) - 1)
-    found = _fractions(_hashed(at, _RUNS)) / (1 << _BITS)
-    for bit in range(_BITS):
-        before = member & np.uint64((1 << bit) - 1) | np.uint64(1 << bit)
-        node = (at >> np.uint64(_BITS) << np.uint64(_BITS)) + before
-        flip = _hashed(node, _FLIPS) & np.uint64(1)
-        found += (member >> np.uint64(bit) & np.uint64(1) ^ flip) / (2 << bit)
-    return found
+    """(n,) numbers between 0 and 1: of each group of successive ones, one in each of equal parts."""
+    at = np.arange(-(-n // _GROUP) * _GROUP, dtype=np.uint64)
+    ranks = _hashed(at, _SHUFFLE).reshape(-1, _GROUP).argsort(axis=1, kind="stable").reshape(-1)
+    return (ranks + _fractions(_hashed(at, _RUNS)))[:n] / _GROUP  # type: ignore[no-any-return]
 
 
 def _fractions(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:

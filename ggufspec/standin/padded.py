@@ -122,7 +122,6 @@ def _dimensions(n_embd: int, n_layers: int) -> Dimensions:
         n_embd_head=_HEAD_SIZE,
         n_vocab=4096,
         n_ctx=1024,
-        vocabulary="classics",
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
 from statistics import NormalDist
 
 import numpy as np
@@ -27,13 +26,12 @@ _STEP = 1_000_003  # blocks; a prime, so that tensors begin at different places 
 class Weights:
     """Makes the data of each tensor of a stand-in."""
 
-    def __init__(self, source: Header, agreement: float, mtp_agreement: float) -> None:
+    def __init__(self, source: Header, agreement: float) -> None:
         self._of = source
         self._n_embd, self._n_vocab = source.tensor("token_embd.weight").shape
         self._half = self._n_embd // 2  # the width of each of the two codes
         self._is_gated = ARCHITECTURES[source.architecture].is_gated
-        self._agreement, self._mtp_agreement = agreement, mtp_agreement
-        self._successors = cache(partial(successors, self._n_vocab))
+        self._successors = successors(self._n_vocab, agreement)
         self._pools: dict[tuple[str, bool], NDArray[np.uint8]] = {}
         self._n_random = 0
         self._last = f"blk.{source.n_layers - 1}."
@@ -46,19 +44,12 @@ class Weights:
         name = tensor.name
         if name == "token_embd.weight":
             return self._rows(tensor, self._embedding)
-        if name.endswith("nextn.embed_tokens.weight"):
-            after = self._successors(self._mtp_agreement)
-            return self._rows(tensor, lambda rows: codes(after[rows], self._n_embd))
-        if name == "output.weight" or name.endswith("nextn.shared_head_head.weight"):
+        if name == "output.weight":
             return self._rows(tensor, lambda rows: codes(rows, self._n_embd))
-        if name.endswith("nextn.eh_proj.weight"):  # passes on the embedding, not the hidden state
-            return self._rows(
-                tensor, lambda rows: np.eye(len(rows), tensor.shape[0], rows[0], "i1")
-            )
         is_last_network = name.startswith(f"{self._last}ffn_") and "_norm" not in name
         if self._of.is_tied and is_last_network:
             return self._carried(tensor)
-        if name == "output_norm.weight" or name.endswith("nextn.shared_head_norm.weight"):
+        if name == "output_norm.weight":
             return [self._output_norm()]
         if name == f"{self._last}post_ffw_norm.weight" and self._of.is_tied:
             # If the network's output is normed (Gemma), the stream is larger by sqrt(width). Half
@@ -74,7 +65,7 @@ class Weights:
         return self._random(tensor, is_zero="attn_output" in name or "ffn_down" in name)
 
     def _embedding(self, rows: NDArray[np.int64]) -> Signs:
-        after = self._successors(self._agreement)[rows]
+        after = self._successors[rows]
         if not self._of.is_tied:
             return codes(after, self._n_embd)
         own = codes(rows, self._n_embd - self._half)

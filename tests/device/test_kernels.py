@@ -13,12 +13,13 @@ import ggufspec
 from ggufspec import standin
 from ggufspec.llama import devices, kernels
 from ggufspec.llama.model import Model
+from ggufspec.models.quantization import header_of
 
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "model.gguf"
-    standin.write(standin.plan(standin.source_from_dimensions("m", small(), "Q4_0")), path)
+    standin.write(standin.plan(header_of("m", small(), "Q4_0")), path)
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -22,7 +21,6 @@ from ggufspec.llama.model import Model
 from ggufspec.models.gguf_file import EXPERTS
 from ggufspec.placement.overrides import on_cpu, stays
 from ggufspec.placement.speeds import Gpu
-from ggufspec.standin import plan, source_of
 
 MIB = 2**20
 
@@ -68,7 +66,7 @@ def test_the_placement_is_one_line(tmp_path: Path, has_gpus: Callable[..., None]
 def test_experts_that_have_no_room_stay_on_the_cpu(
     tmp_path: Path, has_gpus: Callable[..., None]
 ) -> None:
-    target = paper.write(tmp_path / "moe.gguf", source_of("Qwen3-30B-A3B-Q4_K_M"))
+    target = paper.write(tmp_path / "moe.gguf", paper.QWEN_3_30B)
     has_gpus(12 * 1024 * MIB)
     placed = fit.Fit(fit.LoadOptions(target)).first()
     assert placed.n_gpu_layers == 49
@@ -89,10 +87,7 @@ def test_an_mtp_head_that_costs_more_than_it_saves_is_left_out(
 ) -> None:
     """Its experts take memory of the target's."""
     monkeypatch.setattr(fit, "free_memory", lambda: 100 * 1024 * MIB)
-    path = tmp_path / "glm.gguf"
-    made = plan(source_of("GLM-4.5-Air-Q4_K_M"), mtp_agreement=0.8)
-    path.write_bytes(made.header)
-    os.truncate(path, made.n_bytes)
+    path = paper.write_glm_with_mtp(tmp_path / "glm.gguf")
     with_head, told = [], []
     for n_free in (6, 24):
         has_gpus(n_free * 1024 * MIB)

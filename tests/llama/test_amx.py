@@ -16,6 +16,7 @@ from ggufspec import standin
 from ggufspec.common import child
 from ggufspec.drafting import profile_store
 from ggufspec.llama import kernels
+from ggufspec.models.quantization import header_of
 
 BUILD = llama_cpp.llama_print_system_info().decode()
 with_amx = pytest.mark.skipif("AMX_INT8 = 1" not in BUILD, reason="llama.cpp has no AMX here")
@@ -41,7 +42,7 @@ LOAD = """
 @pytest.fixture
 def quantized(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
-    standin.write(standin.plan(standin.source_from_dimensions("small", small(), "Q4_0"), 1.0), path)
+    standin.write(standin.plan(header_of("small", small(), "Q4_0"), 1.0), path)
     return path
 
 

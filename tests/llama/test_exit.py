@@ -12,6 +12,7 @@ import pytest
 from small import small
 
 from ggufspec import standin
+from ggufspec.models.quantization import header_of
 
 N_EXITS = int(os.environ.get("GGUFSPEC_TEST_EXITS", "8"))  # 200 find rare crashes
 
@@ -61,7 +62,7 @@ def test_llama_cpp_calls_no_python_once_python_ends() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
 def test_a_process_ends_in_order_while_a_daemon_thread_computes(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    standin.write(standin.plan(standin.source_from_dimensions("small", small(), "Q4_0"), 1.0), path)
+    standin.write(standin.plan(header_of("small", small(), "Q4_0"), 1.0), path)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(path), str(N_EXITS)],
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # a failed test would wait for gdb

@@ -14,6 +14,7 @@ from small import small
 from ggufspec import _native, standin
 from ggufspec.drafting import profile_store
 from ggufspec.llama import kernels
+from ggufspec.models.quantization import header_of
 
 pytestmark = pytest.mark.skipif(
     kernels.unusable() is not None, reason=f"no kernels here: {kernels.unusable()}"
@@ -49,7 +50,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(path: Path, type_: str) -> Path:
     """A small model with random weights of such a type."""
-    source = standin.source_from_dimensions("small", small(), type_)
+    source = header_of("small", small(), type_)
     standin.write(standin.plan(source, 1.0), path)
     return path
 

@@ -25,6 +25,7 @@ from ggufspec.llama.quantize import requantize
 from ggufspec.llama.session import LlamaSession
 from ggufspec.models.gguf_file import Encoded, write
 from ggufspec.models.header import read_header
+from ggufspec.models.quantization import header_of
 from ggufspec.models.trim import required_tokens, trimmed
 from ggufspec.standin.embedded import embedded_draft
 
@@ -102,7 +103,7 @@ def test_tied_and_untied_models_of_each_architecture(
 ) -> None:
     shape = small(architecture, tied=tied)
     source = tmp_path / "source.gguf"
-    standin.write(standin.plan(standin.source_from_dimensions("small", shape, mix), 0.7), source)
+    standin.write(standin.plan(header_of("small", shape, mix), 0.7), source)
     copy = trim(source, tokens=range(300, 2048, 4))
     assert read_header(copy).n_vocab < 800
     assert_same_logits(source, copy, range(300, 420, 4))
@@ -192,9 +193,7 @@ def test_without_layers_it_computes_as_if_they_added_nothing(
 def test_stand_ins_lose_layers_that_add_nothing(architecture: str, tmp_path: Path) -> None:
     shape = small(architecture, tied=architecture.startswith("gemma"), n_layers=5)
     source = tmp_path / "source.gguf"
-    standin.write(
-        standin.plan(standin.source_from_dimensions("small", shape, "Q4_K_M"), 0.7), source
-    )
+    standin.write(standin.plan(header_of("small", shape, "Q4_K_M"), 0.7), source)
     copy = trim(source, layers=[1, 2, 4])
     np.testing.assert_array_equal(logits(copy, range(300, 340)), logits(source, range(300, 340)))
 
@@ -482,7 +481,7 @@ def test_other_tensors_with_values_for_tokens_are_refused(
 
 
 def test_a_header_without_a_file_is_refused() -> None:
-    made = standin.source_from_dimensions("small", small(), "Q4_0")
+    made = header_of("small", small(), "Q4_0")
     with pytest.raises(ModelError, match="only model files can be trimmed"):
         trimmed(made, layers=[0])
 

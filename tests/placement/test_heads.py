@@ -146,7 +146,7 @@ def _write_head(path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("n_gpu_layers", [None, 0, 1, 3, -1])
+@pytest.mark.parametrize("n_gpu_layers", [None, 0, 1, -1])
 def test_a_head_in_the_targets_file_is_where_the_target_is(
     glm: Path, n_gpu_layers: int | None
 ) -> None:

@@ -15,7 +15,8 @@ import tiny
 
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES
 from ggufspec.llama.log import listening, log
-from ggufspec.models.header import read_header
+from ggufspec.models.header import Header, read_header
+from ggufspec.models.named_shape import header_of_name
 from ggufspec.models.shape import Layer, ModelShape, shape_of
 from ggufspec.placement.memory import (
     VALUE_BYTES,
@@ -24,7 +25,6 @@ from ggufspec.placement.memory import (
     compute_bytes,
     n_rollback,
 )
-from ggufspec.standin import source_of
 
 _MIB = re.compile(r"\b(compute buffer size|size|buffer size) *= *([\d.]+) MiB")
 
@@ -78,7 +78,7 @@ def shape(path: Path) -> ModelShape:
     return shape_of(read_header(path))
 
 
-@pytest.mark.parametrize("name", ["LLAMA_3_70B", "LLAMA_3_8B", "CODELLAMA_7B"])
+@pytest.mark.parametrize("name", ["LLAMA_3_70B", "CODELLAMA_7B"])
 def test_memory_of_real_shapes_is_within_2_percent(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,12 +87,8 @@ def test_memory_of_real_shapes_is_within_2_percent(
     with pretended(path) as model:
         for caches in (
             CacheParams(512, 512),
-            CacheParams(4096, 512),
-            CacheParams(8192, 512),
             CacheParams(8192, 2048),
-            CacheParams(4096, 256),
             CacheParams(8192, 512, flash_attention=False),
-            CacheParams(4096, 512, "q8_0", "q8_0"),
             CacheParams(4096, 512, "q8_0", "q4_0"),
             CacheParams(4096, 64, n_rows=64),
         ):
@@ -104,19 +100,17 @@ def test_memory_of_real_shapes_is_within_2_percent(
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen3-30B-A3B-Q4_K_M", "gpt-oss-20b-MXFP4", "GLM-4.5-Air-Q4_K_M"]
+    "of", [paper.QWEN_3_30B, header_of_name("gpt-oss-20b-MXFP4"), paper.GLM_4_5_AIR]
 )
 def test_buffers_of_mixtures_are_within_5_percent(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    of: Header, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each token has a vector for each of its experts."""
-    path = paper.write(tmp_path / "model.gguf", source_of(name))
+    path = paper.write(tmp_path / "model.gguf", of)
     known = shape(path)
     with pretended(path) as model:
         for caches in (
-            CacheParams(4096, 512),
             CacheParams(16384, 512),
-            CacheParams(4096, 2048),
             CacheParams(4096, 512, flash_attention=False),
         ):
             found = told(model, caches, caplog)
@@ -125,16 +119,15 @@ def test_buffers_of_mixtures_are_within_5_percent(
             assert predicted == pytest.approx(found.compute, rel=0.05), caches
 
 
-@pytest.mark.parametrize("n_ctx", [256, 1000, 4096])
 @pytest.mark.parametrize(
     "write",
     [tiny.write_llama, tiny.write_swa, tiny.write_mamba, tiny.write_rwkv, tiny.write_hybrid],
 )
 def test_caches_of_every_kind_of_memory_are_known(
-    write: Callable[[Path], Path], n_ctx: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    write: Callable[[Path], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path / "model.gguf")
-    caches = CacheParams(n_ctx, 64)
+    caches = CacheParams(1000, 64)
     with pretended(path) as model:
         found = told(model, caches, caplog)
     # What llama.cpp reports has two digits of a MiB.
@@ -142,8 +135,7 @@ def test_caches_of_every_kind_of_memory_are_known(
     assert found.caches or write is not tiny.write_llama
 
 
-@pytest.mark.parametrize("n_slots", [1, 4])
-@pytest.mark.parametrize("n_draft_max", [0, 3, 8])
+@pytest.mark.parametrize(("n_slots", "n_draft_max"), [(1, 0), (4, 3)])
 @pytest.mark.parametrize("write", [tiny.write_hybrid, tiny.write_qwen35])
 def test_memory_of_hybrid_models_is_within_5_percent(
     write: Callable[..., Path],

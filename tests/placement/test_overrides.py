@@ -22,7 +22,7 @@ TENSORS = [
 ]
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 11])
+@pytest.mark.parametrize("n", [0, 11])
 def test_experts_of_the_first_layers_stay(n: int) -> None:
     kept = {name for name in TENSORS if stays(on_cpu(EXPERTS, n), name)}
     assert kept == {
@@ -61,29 +61,15 @@ def test_nothing_given_is_not_the_same_as_no_layers() -> None:
         (([], -2, None), "n_cpu_moe is -2"),
         (([], None, 1 << 20), "n_cpu_ffn is 1048576"),
         (([], 1.5, None), "must be a whole number"),
+        ((["(?i)EXPS=CPU"], None, None), r"has '\(\?' in .* different things in llama\.cpp"),
+        ((["[[:digit:]]_exps=CPU"], None, None), r"has '\[:digit:\]' in the pattern"),
+        ((["ex++ps=CPU"], None, None), r"has '\+\+' in the pattern"),
+        ((["(x*)+exps=CPU"], None, None), "which may take forever"),
     ],
 )
 def test_what_is_no_override_is_refused(given: tuple[object, ...], found: str) -> None:
     with pytest.raises(OptionError, match=found):
         overrides_of("", *given)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "part"),
-    [
-        ("(?i)EXPS", "(?"),
-        ("(?P<of>exps)", "(?"),
-        ("(?<=_)exps", "(?"),
-        (r"weight\Z", r"\Z"),
-        ("[[:digit:]]_exps", "[:digit:]"),
-        ("ex++ps", "++"),
-        ("x{,2}exps", "{,"),
-    ],
-)
-def test_a_pattern_that_llama_cpp_reads_otherwise_is_refused(pattern: str, part: str) -> None:
-    with pytest.raises(OptionError, match=r"different things in llama\.cpp and in Python") as error:
-        overrides_of("", [f"{pattern}=CPU"], None, None)
-    assert f"has {part!r} in the pattern" in str(error.value)
 
 
 def test_a_pattern_of_both_is_taken() -> None:

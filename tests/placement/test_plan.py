@@ -10,6 +10,7 @@ import paper
 import pytest
 
 from ggufspec.models.header import read_header
+from ggufspec.models.named_shape import header_of_name
 from ggufspec.models.shape import Layer, ModelShape, shape_of
 from ggufspec.placement.plan import (
     PlacementOptions,
@@ -27,7 +28,6 @@ from ggufspec.placement.speeds import (
     known_bandwidth,
     predict_speed,
 )
-from ggufspec.standin import source_of
 
 GIB, MIB = 2**30, 2**20
 
@@ -276,7 +276,7 @@ EXPERTS_ON_CPU = {1: 15.7, 2: 25.7, 4: 39.2, 6: 49.2, 8: 63.9, 12: 86.7, 16: 90.
 
 
 def test_passes_of_a_mixture_are_predicted_as_measured_on_a_gpu() -> None:
-    shape = shape_of(source_of("gpt-oss-20b-MXFP4"))
+    shape = shape_of(header_of_name("gpt-oss-20b-MXFP4"))
     gpu = 4800e9 * GPU_EFFICIENCY
     times = PassTimes(shape, Bandwidths(gpu))
     for n, milliseconds in H200.items():

@@ -32,12 +32,7 @@ SMALLEST = 10_000_000  # the embedded width, two layers more: 18 MB
 WIDER = 50_000_000  # twice the width and the layers: 90 MB
 WIDEST = 172_000_000  # four times the width: 344 MB
 TOLERANCE = 0.01  # of a logit, whose deviation is about 3; 0 where kernels do not depend on shape
-PROMPTS = [
-    "It was a dark night, and",
-    '"My dear Watson," said',
-    "Natasha looked at him",
-    "He did not answer; he",
-]
+PROMPTS = ["It was a dark night, and", "Natasha looked at him"]
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +97,7 @@ def in_f16(tensor: gguf.ReaderTensor) -> NDArray[np.float16 | np.float32]:
     return values.astype(np.float16) if values.ndim == 2 else values
 
 
-@pytest.mark.parametrize("n_params", [SMALLEST, WIDER, WIDEST])
+@pytest.mark.parametrize("n_params", [WIDER, WIDEST])
 def test_a_stand_in_computes_what_the_embedded_target_computes(
     n_params: int, cache: Path, target: Model
 ) -> None:
@@ -122,30 +117,25 @@ def test_a_stand_in_computes_what_the_embedded_target_computes(
     stand_in.close()
 
 
-@pytest.mark.parametrize(
-    ("n_params", "size", "filled"),
-    [(SMALLEST, "8.92M", 1), (WIDER, "45.1M", 1), (WIDEST, "172M", 1 / 4)],
-)
-def test_the_file_says_what_it_is(n_params: int, size: str, filled: float, cache: Path) -> None:
+def test_the_file_says_what_it_is(cache: Path) -> None:
+    n_params = WIDEST
     reader = read(padded_target(n_params, cache))
     source = read(embedded_target())
     values = {key: field.contents() for key, field in reader.fields.items()}
-    assert values["general.name"] == f"classics-target as a stand-in of {size}"
+    assert values["general.name"] == "classics-target as a stand-in of 172M"
     assert "cost-padded stand-in" in values["general.description"]
     assert values["general.license"] == "CC0-1.0"
     for key, field in source.fields.items():
         if key.startswith("tokenizer."):
             assert values[key] == field.contents()
-    assert values["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5 * filled)
+    assert values["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5 / 4)
     assert values["llama.embedding_length"] == plan_dimensions(n_params).n_embd
     file = padded_file(n_params)
     assert sum(int(tensor.n_elements) for tensor in reader.tensors) == file.n_params
     assert sum(int(tensor.n_bytes) for tensor in reader.tensors) == file.n_tensor_bytes
 
 
-@pytest.mark.parametrize(
-    ("n_params", "n_copies", "scale"), [(SMALLEST, 1, 1), (WIDER, 2, 1), (WIDEST, 1, 0.5)]
-)
+@pytest.mark.parametrize(("n_params", "n_copies", "scale"), [(WIDER, 2, 1), (WIDEST, 1, 0.5)])
 def test_every_weight_is_kept_and_the_rest_is_zero(
     n_params: int, n_copies: int, scale: float, cache: Path
 ) -> None:
@@ -181,35 +171,30 @@ def test_250m_is_the_shape_that_the_measurements_were_made_with() -> None:
     assert padded_file(parse_size("250M")).n_params == 226_526_208
 
 
-@pytest.mark.parametrize(("text", "n_embd"), [("1B", 2048), ("8B", 4096), ("10M", 256)])
-def test_width_grows_with_size(text: str, n_embd: int) -> None:
-    assert plan_dimensions(parse_size(text)).n_embd == n_embd
-
-
 def test_every_size_is_met_within_16_percent() -> None:
-    for n_params in np.geomspace(10_000_000, 8_000_000_000, 500, dtype=np.int64).tolist():
+    sizes = np.geomspace(10_000_000, 8_000_000_000, 100, dtype=np.int64).tolist()
+    for n_params in sizes:
         found = n_params_of(plan_dimensions(n_params))
         assert found == pytest.approx(n_params, rel=0.16)
+    widths = [plan_dimensions(n).n_embd for n in (sizes[0], 10**9, sizes[-1])]
+    assert widths == [256, 2048, 4096]
 
 
 @pytest.mark.parametrize(
     ("text", "n_params"),
-    [("250M", 250_000_000), ("1B", 10**9), ("1.5b", 1_500_000_000), (" 8.03B ", 8_030_000_000)],
+    [("250M", 250_000_000), ("1.5b", 1_500_000_000), (" 8.03B ", 8_030_000_000)],
 )
 def test_sizes_are_read(text: str, n_params: int) -> None:
     assert parse_size(text) == n_params
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "250", "M", "-1B", "1.B", "1e3M", "250 M", "nanB", "infB", "\u0662\u0665\u0660M", "250MB"],
-)
+@pytest.mark.parametrize("text", ["", "250", "-1B", "1.B", "nanB", "\u0662\u0665\u0660M", "250MB"])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="such as 250M"):
         parse_size(text)
 
 
-@pytest.mark.parametrize("text", ["0M", "7M", "9.9M", "9B", "70B", "9" * 400 + "B"])
+@pytest.mark.parametrize("text", ["9.9M", "9B", "9" * 400 + "B"])
 def test_sizes_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(OptionError, match="ask for 10M to 8B"):
         parse_size(text)
@@ -233,23 +218,19 @@ def test_a_cached_file_is_used_again(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("damage", ["short", "empty", "header"])
+@pytest.mark.parametrize("damage", ["short", "header"])
 def test_a_damaged_file_is_written_anew(damage: str, tmp_path: Path) -> None:
     path = padded_target(SMALLEST, tmp_path)
     whole = path.read_bytes()
     if damage == "header":
         path.write_bytes(whole[:1000] + b"?" + whole[1001:])
     else:
-        os.truncate(path, 0 if damage == "empty" else len(whole) - 1)
+        os.truncate(path, len(whole) - 1)
     assert cached_target(SMALLEST, tmp_path) is None
     assert padded_target(SMALLEST, tmp_path).read_bytes() == whole
 
 
-class Interrupted(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, Interrupted])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_interrupted_write_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
     def stop(n_done: int, n_bytes: int) -> None:
         if n_done > n_bytes // 2:
@@ -312,15 +293,6 @@ def test_a_file_in_place_of_the_folder_is_explained(
         padded_target(SMALLEST, folder)
     assert str(folder) in str(caught.value)
     assert (tmp_path / "cache").read_text() == "not a folder"
-
-
-@pytest.mark.skipif(
-    sys.platform == "win32" or os.geteuid() == 0, reason="nothing is read-only to root"
-)
-def test_a_read_only_folder_is_explained(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(CacheError, match="Permission denied"):
-        padded_target(SMALLEST, tmp_path)
 
 
 def test_a_folder_in_place_of_the_file_is_explained(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from small import MIXTURES, N_VOCAB, small
 
 from ggufspec import standin
 from ggufspec.models.gguf_file import GgufFile
+from ggufspec.models.quantization import header_of
 from ggufspec.models.registry import Dimensions
 from ggufspec.placement.speeds import n_union
 from ggufspec.standin.next_token_table import codes, successors
@@ -21,7 +22,7 @@ ROUTER = ".ffn_gate_inp.weight"
 
 
 def planned(shape: Dimensions, mix: str = "F16") -> GgufFile:
-    return standin.plan(standin.source_from_dimensions("small", shape, mix))
+    return standin.plan(header_of("small", shape, mix))
 
 
 def a_text(n_tokens: int) -> list[int]:
@@ -43,9 +44,7 @@ def chosen(file: GgufFile, tokens: list[int], n_used: int) -> NDArray[np.int64]:
     return np.array(found)
 
 
-@pytest.mark.parametrize(
-    ("n_experts", "n_used"), [(16, 2), (32, 4), (64, 8), (128, 4), (128, 8), (256, 8)]
-)
+@pytest.mark.parametrize(("n_experts", "n_used"), [(16, 2), (128, 8), (256, 8)])
 def test_tokens_share_experts_as_in_real_mixtures(n_experts: int, n_used: int) -> None:
     shape = small(
         "qwen3moe", n_layers=8, n_ff=32, n_embd=1024, n_experts=n_experts, n_experts_used=n_used
