@@ -1,7 +1,15 @@
-"""Small models of each architecture, for stand-ins that take milliseconds."""
+"""Small models of each architecture, for stand-ins that take milliseconds, and their logits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from ggufspec.decoding.types import Logits
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.model import Model
+from ggufspec.llama.session import LlamaSession
 from ggufspec.models.registry import Dimensions
 
 N_VOCAB = 2048
@@ -30,3 +38,15 @@ def small(architecture: str = "llama", *, tied: bool = False, **other: int) -> D
         **other,
     }
     return Dimensions("small", architecture, tied=tied, **own)
+
+
+def logits(path: Path, tokens: Sequence[int]) -> Logits:
+    """The logits of a model after each of the tokens: (n_tokens, n_vocab)."""
+    model = Model(path, n_gpu_layers=0)
+    options = {"flash_attention": "off", "type_k": "f32", "type_v": "f32"}
+    context = Context(model, ContextOptions(n_ctx=64, n_rows=len(tokens), n_threads=1, **options))
+    try:
+        return LlamaSession(context).score(tokens[:1], tokens[1:]).copy()
+    finally:
+        context.close()
+        model.close()

@@ -107,7 +107,7 @@ _UINT32, STRING, ARRAY = 4, 8, 9
 _KINDS = {int: 5, float: 6, bool: 7}  # element types of arrays: INT32, FLOAT32, BOOL
 SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 
-Chunk = bytes | memoryview
+Data = bytes | memoryview
 
 
 class Encoded(bytes):
@@ -166,7 +166,7 @@ class GgufFile:
 
     values: Mapping[str, Any]
     tensors: tuple[Tensor, ...]
-    data: Callable[[], Iterable[Iterable[Chunk]]]
+    data: Callable[[], Iterable[Iterable[Data]]]
     sources: tuple[Path, ...] = ()
 
     @cached_property
@@ -197,7 +197,7 @@ class GgufFile:
     def n_bytes(self) -> int:
         return len(self.header) + self.n_tensor_bytes
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[Data]:
         """Yields the content of the whole file."""
         yield self.header
         for tensor, data in zip(self.tensors, self.data(), strict=True):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ggufspec.common.files import fingerprint_of
 from ggufspec.common.reading import read_toml
 from ggufspec.errors import ModelError, OptionError
-from ggufspec.models.gguf_file import Chunk, Encoded, GgufFile, Tensor
+from ggufspec.models.gguf_file import Data, Encoded, GgufFile, Tensor
 from ggufspec.models.header import Header, layer_of
 
 # The keys that record what was left out. In a copy of a copy, they refer to the first source.
@@ -365,7 +365,7 @@ def _tensors(
         yield Tensor(name, shape, of.type), of
 
 
-def _copied(source: Header, tensor: Tensor, rows: Sequence[int] | None) -> Iterator[Chunk]:
+def _copied(source: Header, tensor: Tensor, rows: Sequence[int] | None) -> Iterator[Data]:
     """The data of a tensor, or of some rows of it (of some values, if it has one dimension)."""
     data = _mapped(*source.starts[tensor.name], tensor.n_bytes)
     if rows is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ggufspec.common.files import write_whole
 from ggufspec.common.progress import Progress
 from ggufspec.errors import CacheError, OptionError
-from ggufspec.models.gguf_file import TYPES, Chunk, GgufFile, Tensor
+from ggufspec.models.gguf_file import TYPES, Data, GgufFile, Tensor
 from ggufspec.models.header import read_header
 from ggufspec.models.quantization import FILE_TYPES, n_params_of, tensors_of
 from ggufspec.models.registry import Dimensions
@@ -206,7 +206,7 @@ def _values(of: Dimensions, source: _Source, filled: float) -> dict[str, Any]:
     }
 
 
-def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -> Iterator[Chunk]:
+def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -> Iterator[Data]:
     """The data of a tensor: the source's tensor in the top-left corner, zeros elsewhere.
 
     What writes the residual stream is repeated: embeddings by column, other matrices by row.

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.models.gguf_file import Chunk, Tensor
+from ggufspec.models.gguf_file import Data, Tensor
 from ggufspec.models.header import Header, layer_of
 from ggufspec.models.quantization import ARCHITECTURES
 from ggufspec.standin.blocks import Signs, encode, floats, random_pool, repeated
@@ -36,11 +36,11 @@ class Weights:
         self._n_random = 0
         self._last = f"blk.{source.n_layers - 1}."
 
-    def data(self) -> Iterator[Iterable[Chunk]]:
+    def data(self) -> Iterator[Iterable[Data]]:
         """The data of each tensor in order, in chunks of a few megabytes."""
         return map(self._tensor, self._of.tensors)
 
-    def _tensor(self, tensor: Tensor) -> Iterable[Chunk]:
+    def _tensor(self, tensor: Tensor) -> Iterable[Data]:
         name = tensor.name
         if name == "token_embd.weight":
             return self._rows(tensor, self._embedding)
@@ -81,7 +81,7 @@ class Weights:
             weights[self._half :] = _LARGEST_LOGIT / self._half * mean_square / _CARRIED
         return weights.astype("<f4").tobytes()
 
-    def _carried(self, tensor: Tensor) -> Iterable[Chunk]:
+    def _carried(self, tensor: Tensor) -> Iterable[Data]:
         """A tensor of the last feed-forward network of a tied model, which moves columns by `half`.
 
         With a gate, `up` gives x, the gate 8, and `down` scales 8 * x by 2. Without a gate, the

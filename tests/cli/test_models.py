@@ -190,23 +190,6 @@ def test_run_proposes_the_registered_draft(run: Command, names: Hub) -> None:
     assert "drafting with Small" in by_file.err
 
 
-def test_run_proposes_the_smallest_with_the_vocabulary(
-    run: Command, command: Command, names: Hub, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GGUFSPEC_MODELS")
-    ask = ("-md", "auto", "-p", "ab", "-n", "4", "--json")
-    none = run("-m", target, *ask)
-    assert none.code == 1
-    assert "make one: `ggufspec trim" in none.err
-    path = tiny.write_llama(target.with_name("deep.gguf"), n_layer=24)
-    names.add("lab/deep", {"x-F16.gguf": path.read_bytes()})
-    path.unlink()
-    found = command("models", "pull", "lab/deep:F16", f"{DRAFT}:Q8_0").out.splitlines()
-    result = run("-m", found[0], *ask)
-    assert result.code == 0
-    assert f"drafting with {found[1]}: the smallest here" in result.err
-
-
 def test_a_trimmed_file_says_what_it_was_cut_from(command: Command, tmp_path: Path) -> None:
     facts = {f"ggufspec.trim.{key}": value for key, value in TRIMMED.items()}
     path = tiny.write_llama(tmp_path / "cut.gguf", header=facts)
@@ -248,12 +231,6 @@ def test_a_registered_trim_says_how_to_make_it(command: Command, run: Command, n
     assert run("-m", "Large", "-md", "Cut", "-p", "ab", "-n", "4").code == 0
 
 
-def test_offline_names_what_is_missing(run: Command, names: Hub) -> None:
-    result = run("-m", "Large", "--offline", "-p", "ab")
-    assert result.code == 1
-    assert "Large is not in the cache, and downloads are off (--offline" in result.err
-
-
 def test_errors_are_reported_before_anything_is_downloaded(run: Command, names: Hub) -> None:
     assert run("-m", "Large", "-p", "ab", "--draft-temp", "0.5").code == 2
     wrong = run("-m", "Lrge", "-p", "ab")
@@ -261,14 +238,6 @@ def test_errors_are_reported_before_anything_is_downloaded(run: Command, names: 
     assert "no file Lrge" in wrong.err
     assert "did you mean Large" in wrong.err
     assert not names.requests
-
-
-def test_tune_and_audit_take_names(command: Command, names: Hub) -> None:
-    assert command("tune", "-m", "Large", "--forget").code == 1  # not here
-    command("models", "pull", "Large")
-    assert command("tune", "-m", "Large", "--forget").out == "Deleted 0 records.\n"
-    result = command("audit", "-m", "Lorge", "-md", "Small")
-    assert "did you mean Large" in result.err
 
 
 def test_a_broken_registry_of_the_user(
@@ -308,13 +277,6 @@ def test_rm_takes_a_link_of_the_users_own_and_not_what_it_leads_to(
     assert not path.exists()
 
 
-def test_rm_by_the_path_of_a_linked_folder(command: Command, names: Hub, tmp_path: Path) -> None:
-    path = Path(command("models", "pull", "Large").out.strip())
-    (tmp_path / "short").symlink_to(path.parent)
-    assert command("models", "rm", tmp_path / "short" / path.name, "--yes").code == 0
-    assert not path.exists()
-
-
 def test_check_without_a_network_is_an_error_and_no_difference(
     command: Command, names: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,19 +285,6 @@ def test_check_without_a_network_is_an_error_and_no_difference(
     assert result.code == 1
     assert "HF_HUB_OFFLINE is set" in result.err
     assert not result.out
-
-
-@pytest.mark.parametrize(
-    "address", ["http://127.0.0.1:99999", "http://u:p@127.0.0.1:1x", "ftp://a", "http://", "x"]
-)
-def test_an_address_that_is_none_is_refused(
-    address: str, command: Command, names: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", address)
-    result = command("models", "pull", "Large")
-    assert result.code in (1, 2)
-    assert "HF_ENDPOINT" in result.err
-    assert "Traceback" not in result.err
 
 
 def test_a_damaged_reference_in_the_cache_counts_as_none(command: Command, names: Hub) -> None:

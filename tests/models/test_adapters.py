@@ -35,7 +35,6 @@ def test_an_option_is_a_list_of_files_or_of_files_with_scales() -> None:
         ([5], "must be the path of a file"),
         ([("a.gguf", "much")], "must be a number"),
         ([("a.gguf", float("nan"))], "must be a finite number"),
-        ([("a.gguf", float("inf"))], "must be a finite number"),
         ([("a.gguf", 1e39)], "too large"),
     ],
 )
@@ -75,8 +74,6 @@ def test_norms_are_read_over_as_llama_cpp_does(target: Path, tmp_path: Path) -> 
 FLAT = np.zeros((4, 32), np.float32)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a model": ({"header": {"general.type": "model"}}, "is no LoRA adapter: its general.type"),
-    "no type": ({"header": {"general.type": None}}, "'model', and 'adapter' was expected"),
-    "a type of another kind": ({"header": {"general.type": [1, 2]}}, "is no LoRA adapter"),
     "another kind": ({"header": {"adapter.type": "vera"}}, "of the type 'vera'"),
     "activated": ({"header": {"adapter.alora.invocation_tokens": [1, 2]}}, "an activated LoRA"),
     "another model": ({"architecture": "qwen2"}, "its architecture is qwen2, the model's llama"),
@@ -88,8 +85,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "other tensors": ({"change": {"blk.0.attn_q.bias": FLAT}}, "attn_q.bias is neither"),
     "missing": ({"shapes": {"blk.7.attn_q.weight": (32, 32)}}, "has no such tensor"),
     "narrow": ({"shapes": {Q: (16, 32)}}, r"are 16 x 4 and 4 x 32, and blk.0.* is 32 x 32"),
-    "wide": ({"shapes": {Q: (32, 64)}}, "4 x 64, and"),
-    "transposed": ({"change": {f"{Q}.lora_a": FLAT.T}}, "are 4 x 32 and 4 x 32"),
     "ranks": ({"change": {f"{Q}.lora_a": np.zeros((8, 32), np.float32)}}, "32 x 8 and 4 x 32"),
     "experts": ({"shapes": {Q: (32, 32, 2)}}, "32 x 4 x 2 and 4 x 32 x 2"),
     "embedding": ({"shapes": {"token_embd.weight": (N_VOCAB, 32)}}, "token_embd.weight is 32 x"),

@@ -49,7 +49,9 @@ def test_what_a_user_or_a_registry_names_is_refused(path: str) -> None:
         registry.parse_registry([("mine", f'[models.m]\nrepo = "u/r"\nfiles = ["{escaped}"]\n')])
 
 
-@pytest.mark.parametrize("revision", [".", "..", "..."])
-def test_a_revision_is_no_folder(revision: str) -> None:
+def test_a_revision_is_no_folder() -> None:
     with pytest.raises(ModelError, match="there is no file"):
-        local.parse(f"{REPO}@{revision}/x.gguf", NONE)
+        local.parse(f"{REPO}@../x.gguf", NONE)
+    text = '[models.m]\nrepo = "u/r"\nfiles = ["a.gguf"]\nrevision = ".."'
+    with pytest.raises(OptionError, match="it must be a branch, a tag or a commit"):
+        registry.parse_registry([("mine", text)])

@@ -110,12 +110,3 @@ def test_files_of_the_same_content_are_copied_where_there_are_no_links(hub: Hub)
     hub.requests.clear()
     assert pull.pull(f"{REPO}:Q8_0", registry=NONE) == paths
     assert not hub.downloads()
-
-
-def test_the_same_content_is_received_once_and_linked_twice(hub: Hub) -> None:
-    hub.add(REPO, dict.fromkeys(SHARDS, DATA))
-    done: list[tuple[str, int, int]] = []
-    paths = pull.pull(f"{REPO}:Q8_0", registry=NONE, progress=lambda *each: done.append(each))
-    assert [path.read_bytes() for path in paths] == [DATA] * 3
-    assert len(hub.downloads()) == 1
-    assert done[-1] == ("Downloading", len(DATA), len(DATA))

@@ -153,7 +153,7 @@ def write_split(folder: Path) -> list[Path]:
     return sorted(folder.glob("model-*.gguf"))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.3, 0.9, 0.9999])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.9999])
 def test_a_truncated_file_is_refused(share: float, tmp_path: Path) -> None:
     path = tiny.write_llama(tmp_path / "model.gguf")
     data = path.read_bytes()
@@ -234,7 +234,7 @@ def test_any_changed_byte_gives_a_header_or_an_error(tmp_path: Path) -> None:
     data = path.read_bytes()
     rng = np.random.default_rng(3)
     n_refused = 0
-    for _ in range(300):
+    for _ in range(100):
         changed = bytearray(data)
         changed[rng.integers(4, 3000)] = rng.integers(256)
         path.write_bytes(changed)
@@ -244,7 +244,7 @@ def test_any_changed_byte_gives_a_header_or_an_error(tmp_path: Path) -> None:
             assert header.vocabulary
         except ModelError:
             n_refused += 1
-    assert 10 < n_refused < 290
+    assert 5 < n_refused < 95
 
 
 def test_types_are_those_of_gguf() -> None:

@@ -129,14 +129,11 @@ def test_a_sidecar_is_a_head_and_not_a_model() -> None:
     found = sidecar(target)
     without = model("qwen35")
     assert is_head(found)
+    assert is_head(model("qwen35", n_layers=0, n_mtp=1)), "its blocks may begin at 0"
     assert head_of(without, found) == head_of(target, found) == HeadFacts("mtp", 1)
     assert head_text(found) == "is an MTP head without a model"
     with pytest.raises(ModelError, match=r"mtp-model.gguf is an MTP head, not a model.*--draft"):
         check_model(found)
-
-
-def test_a_sidecar_whose_blocks_begin_at_0_is_a_head() -> None:
-    assert is_head(model("qwen35", n_layers=0, n_mtp=1))
 
 
 def test_a_whole_model_with_a_head_is_an_ordinary_draft() -> None:
@@ -199,20 +196,15 @@ def test_an_eagle3_head_without_its_own_ends_takes_the_targets() -> None:
     ("made", "why"),
     [
         (lambda: eagle3(target_layers=[2, 4]), "its target_layers are .2, 4.; they must be three"),
-        (lambda: eagle3(target_layers=None), "they must be three layers"),
         (lambda: eagle3(target_layers=[2, 4, 8]), "2, 4, 8, and the target has layers 0 to 7"),
-        (lambda: eagle3(target_layers=[-1, 4, 5]), "the target has layers 0 to 7"),
         (lambda: eagle3(target_hidden_size=128), "of width 128, and the target has 64"),
         (lambda: eagle3(block_count=2), "it has 2 layers"),
         (lambda: eagle3(attention__value_length=4), "keys and values have different lengths"),
         (lambda: eagle3({"fc.weight": (64, 32)}), "fc.weight is 64 wide; it must be 192"),
         (lambda: eagle3({"fc.weight": None}), "fc.weight is missing"),
-        (lambda: eagle3({"blk.0.attn_q.weight": (32, 32)}), "attn_q.weight is 32 wide"),
         (lambda: eagle3({"token_embd.weight": None}), "32 wide without its own token_embd"),
         (lambda: eagle3({"token_embd.weight": (32, 3)}), "4 rows of 32 in token_embd.weight"),
         (lambda: eagle3({"output.weight": (32, 3)}), "2 rows of 32 in output.weight; it has 3"),
-        (lambda: eagle3({"d2t": (2, 2)}), "it must be a list of I64"),
-        (lambda: eagle3(rope__dimension_count=0), "rotate 0 dimensions"),
         (lambda: eagle3(rope__dimension_count=7), "rotate 7 dimensions"),
         (lambda: eagle3(rope__dimension_count=10), "rotate 10 dimensions of 8"),
     ],
@@ -295,7 +287,6 @@ def test_an_assistant_is_a_head_without_a_cache() -> None:
         (model(), assistant(), "for gemma4, and the target is llama"),
         (gemma(embedding_length=48), assistant(), "of width 64, and the target has 48"),
         (gemma(), assistant(nextn_predict_layers=2), "its header is not that of an assistant"),
-        (gemma(), assistant(nextn_predict_layers=4), "its header is not that of an assistant"),
         (gemma(), assistant(rope__dimension_count_swa=258), "rotate 258 dimensions of 256"),
         (gemma(), assistant(embedding_length=WIDTH), "its header is not that of an assistant"),
         (gemma(attention__sliding_window_pattern=[True, False, False]), assistant(), "last layers"),
@@ -361,8 +352,6 @@ WINDOW = {"attention__sliding_window": 16, "attention__sliding_window_pattern": 
         (dflash(attention__causal=True), Block(8, 3, is_causal=True)),
         (dflash(**WINDOW), Block(8, 3)),
         (dflash(rope__dimension_sections=[8, 0, 0, 0]), Block(8, 3)),
-        (dflash(rope__dimension_sections=[0, 0, 0, 0]), Block(8, 3)),
-        (dflash(sample_from_anchor=True), Block(8, 3)),
         (dflash(MARKOV), Block(8, 3, first=0)),
         (dflash(MARKOV, sample_from_anchor=False), Block(8, 3)),
         (dflash(MARKOV, block_size=100), Block(24, 3, first=0)),
@@ -426,21 +415,13 @@ def test_padding_and_a_mask_that_only_the_head_has_need_its_own_ends() -> None:
         (lambda: dflash(hyper_connection_count=4), "DSpark head of DeepSeek-V4, which is not"),
         (lambda: dflash(embedding_length=32), "32 wide, and the target 64"),
         (lambda: dflash(target_layers=None), "target_layers are None; they must be a list"),
-        (lambda: dflash(target_layers=[]), "target_layers are ..; they must be a list"),
-        (lambda: dflash(target_layers=["2"]), "they must be a list of layers"),
-        (lambda: dflash(target_layers=[2, 8]), "layers 2, 8, and the target has layers 0 to 7"),
         (lambda: dflash(target_layers=[-1, 5]), "the target has layers 0 to 7"),
-        (lambda: dflash(mask=None), "its mask token is None; it must be one of the vocabulary"),
         (lambda: dflash(mask=4), "its mask token is 4"),
-        (lambda: dflash(mask=-1), "its mask token is -1"),
         (lambda: dflash(block_size=1), "its blocks have 1 tokens"),
-        (lambda: dflash(block_size=0), "its blocks have 0 tokens"),
         (lambda: dflash(block_size=1024), "its blocks have 1024 tokens"),
         (lambda: dflash(MARKOV, block_size=None), "no block_size, which DSpark heads need"),
-        (lambda: dflash(SELECTOR), "it scores 0 candidates for each token"),
         (lambda: dflash(SELECTOR, selector_top_k=8), "it scores 8 candidates for each token"),
         (lambda: dflash(SELECTOR, selector_top_k=5), "it scores 5 of 4 tokens"),
-        (lambda: dflash({"fc.weight": None}), "fc.weight is missing; it must be 128 x 64"),
         (lambda: dflash({"fc.weight": (64, 64)}), "fc.weight is 64 x 64; it must be 128 x 64"),
         (lambda: dflash({"output.weight": (64, 3)}), "output.weight is 64 x 3; it must be 64 x 4"),
         (lambda: dflash({"d2t": (2,)}), "for 2 tokens, and the target's output has 4"),
@@ -459,13 +440,10 @@ def test_padding_and_a_mask_that_only_the_head_has_need_its_own_ends() -> None:
             "none of its layers has its window",
         ),
         (lambda: dflash(attention__head_count_kv=[2, 1]), "different head_count_kvs"),
-        (lambda: dflash(attention__head_count=[4, 2]), "different head_counts"),
         (lambda: dflash(attention__head_count_kv=3), "it has 4 heads for 3 KV heads"),
         (lambda: dflash(attention__head_count_kv=0), "it has 4 heads for 0 KV heads"),
         (lambda: dflash(rope__dimension_sections=[0, 0, 0, 8]), "rotate sections of .0, 0, 0, 8."),
         (lambda: dflash(rope__dimension_sections=[8, -8, 0, 0]), "rotate sections of .8, -8"),
-        (lambda: dflash(rope__dimension_sections=[17, 0, 0, 0]), "rotate sections of .17, 0"),
-        (lambda: dflash(rope__dimension_count=7), "rotate 7 dimensions"),
     ],
 )
 def test_a_head_that_drafts_blocks_and_does_not_fit_is_refused(

@@ -24,13 +24,10 @@ REGISTRY = parse_registry(
     ("name", "meant"),
     [
         ("user/repo:Q4_K_M", HubQuant("user/repo", "Q4_K_M")),
-        ("hf:user/repo:q4_k_m", HubQuant("user/repo", "q4_k_m")),
         ("hf://user/repo:UD-Q4_K_XL", HubQuant("user/repo", "UD-Q4_K_XL")),
-        ("hf.co/user/repo:Q8_0", HubQuant("user/repo", "Q8_0")),
         ("user/repo@v2:Q8_0", HubQuant("user/repo", "Q8_0", "v2")),
         ("user/repo:Q8_0@v2", HubQuant("user/repo", "Q8_0", "v2")),
         ("hf:user/repo@refs/pr/3:Q8_0", HubQuant("user/repo", "Q8_0", "refs/pr/3")),
-        ("hf:user/repo/x.gguf", HubFiles("user/repo", ("x.gguf",))),
         ("user/repo/sub/x.gguf", HubFiles("user/repo", ("sub/x.gguf",), may_be_path=True)),
         ("hf://user/repo@v2/sub/x.GGUF", HubFiles("user/repo", ("sub/x.GGUF",), "v2")),
         (
@@ -52,7 +49,7 @@ def test_what_is_meant(name: str, meant: object) -> None:
     assert parse(name, REGISTRY) == meant
 
 
-@pytest.mark.parametrize("name", ["8B-Q3_K_L", "user/repo/x.gguf", "plain"])
+@pytest.mark.parametrize("name", ["8B-Q3_K_L", "user/repo/x.gguf"])
 def test_a_file_that_is_there_goes_before_all(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,17 +64,11 @@ def test_a_file_that_is_there_goes_before_all(
     [
         "",
         "x.gguf",
-        "folder/x.gguf",
-        "./user/repo/x.gguf",
-        "../repo/x.gguf",
-        "/user/repo/x.gguf",
         "~/user/x.gguf",
         r"C:\models\x.gguf",
-        "C:/models/x.gguf",
         "C:/models/more/x.gguf",
         r"models\user\x.gguf",
         "user/repo/../../x.gguf",
-        "user/repo//x.gguf",
         "user/repo@a:Q8_0@b",
         "a\0b/c/x.gguf",
         "https://example.org/user/repo/resolve/main/x.gguf",
@@ -93,7 +84,7 @@ def test_a_wrong_name_gets_suggestions() -> None:
         parse("8B-Q3KL", REGISTRY)
 
 
-@pytest.mark.parametrize("name", ["user/repo", "hf:user/repo", "hf:user/repo@v2", "user/repo@v2"])
+@pytest.mark.parametrize("name", ["user/repo", "hf:user/repo@v2"])
 def test_a_repository_name_alone_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=r"user/repo:Q4_K_M or user/repo/file.gguf"):
         parse(name, REGISTRY)
@@ -107,13 +98,10 @@ def test_a_file_of_another_kind() -> None:
 @pytest.mark.parametrize(
     ("path", "quant"),
     [
-        ("Meta-Llama-3-8B-Instruct.Q3_K_L.gguf", "Q3_K_L"),
         ("qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", "Q4_K_M"),
         ("Qwen3-30B-A3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
-        ("x-IQ2_XXS.gguf", "IQ2_XXS"),
         ("x-Q4_0_4_4.gguf", "Q4_0_4_4"),
         ("gpt-oss-20b-MXFP4.gguf", "MXFP4"),
-        ("Llama-3.2-1B-Instruct-f16.gguf", "F16"),
         ("BF16/model.gguf", "BF16"),
         ("Q4_0/model-Q8_0.gguf", "Q8_0"),
         ("model.gguf", None),
@@ -154,15 +142,11 @@ MODELS = ["m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"]
         "MTP/mtp-m-{}.gguf",
         "mtp-m-{}.gguf",
         "MTP/m-{}-MTP.gguf",
-        "MTP/mtp-m-{}-00001-of-00001.gguf",
         "m-DFlash-{}.gguf",
-        "dspark-m-{}.gguf",
         "m-eagle3-{}.gguf",
         "m_EAGLE-3.{}.gguf",
         "assistant/m-{}.gguf",
         "mmproj-{}.gguf",
-        "m-{}.mmproj.gguf",
-        "m-mmproj-{}.gguf",
         "m-{}.imatrix.gguf",
         "ggml-vocab-m-{}.gguf",
     ],
@@ -177,14 +161,14 @@ def test_heads_and_files_without_a_model_are_no_candidates(other: str) -> None:
         quants.choose(there[2:], "BF16", "x")
 
 
-@pytest.mark.parametrize("word", ["MTP", "assistant", "eagle", "lora", "adapter", "vocab"])
+@pytest.mark.parametrize("word", ["MTP", "lora"])
 def test_a_name_that_leaves_doubt_is_a_candidate_where_no_other_is(word: str) -> None:
     doubtful = [f"m-{word}-{quant}.gguf" for quant in ("Q8_0", "BF16")]
     assert quants.choose([*MODELS, *doubtful], "Q8_0", "x").files == ("m-Q8_0.gguf",)
     assert quants.choose([*MODELS, *doubtful], "BF16", "x").files == (doubtful[1],)
 
 
-@pytest.mark.parametrize("name", ["OpenAssistant-7b", "Eagle2-9B", "flashmtp", "Mtpl-1B"])
+@pytest.mark.parametrize("name", ["OpenAssistant-7b", "flashmtp"])
 def test_words_within_words_leave_no_doubt(name: str) -> None:
     there = [f"{name}-Q8_0.gguf", "m-Q8_0.gguf"]
     with pytest.raises(ModelError, match="several models"):

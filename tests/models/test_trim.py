@@ -12,22 +12,16 @@ import gguf
 import numpy as np
 import pytest
 import tiny
-from small import small
+from small import logits, small
 
-import ggufspec
 from ggufspec import standin
-from ggufspec.decoding.types import Logits
 from ggufspec.errors import GgufspecError, ModelError, OptionError
-from ggufspec.llama.context import Context
-from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.quantize import requantize
-from ggufspec.llama.session import LlamaSession
 from ggufspec.models.gguf_file import Encoded, write
 from ggufspec.models.header import read_header
 from ggufspec.models.quantization import header_of
 from ggufspec.models.trim import required_tokens, trimmed
-from ggufspec.standin.embedded import embedded_draft
 
 # Kernels differ by the number of rows, except at multiples of 32.
 SPM = tiny.SPM.with_size(416)
@@ -40,18 +34,6 @@ def trim(source: Path, to: Path | None = None, **kept: Any) -> Path:
     to = to or source.with_name(f"{source.stem}-trimmed.gguf")
     write(trimmed(read_header(source), **kept), to, force=True)
     return to
-
-
-def logits(path: Path, tokens: Sequence[int]) -> Logits:
-    """After each of the tokens."""
-    model = Model(path, n_gpu_layers=0)
-    options = {"flash_attention": "off", "type_k": "f32", "type_v": "f32"}
-    context = Context(model, ContextOptions(n_ctx=64, n_rows=len(tokens), n_threads=1, **options))
-    try:
-        return LlamaSession(context).score(tokens[:1], tokens[1:]).copy()
-    finally:
-        context.close()
-        model.close()
 
 
 def ids_of(path: Path) -> list[int]:
@@ -74,8 +56,7 @@ def kept_texts(path: Path) -> list[bytes]:
 # Weights
 
 
-@pytest.mark.parametrize("vocab", [SPM, BPE], ids=["SPM", "BPE"])
-@pytest.mark.parametrize("quantization", ["F32", "F16", "Q8_0", "Q4_0", "Q4_K_M", "IQ4_NL"])
+@pytest.mark.parametrize(("quantization", "vocab"), [("Q8_0", SPM), ("Q4_K_M", BPE)])
 def test_kept_tokens_have_the_logits_of_the_source(
     quantization: str, vocab: tiny.Vocab, tmp_path: Path
 ) -> None:
@@ -88,16 +69,10 @@ def test_kept_tokens_have_the_logits_of_the_source(
     assert_same_logits(source, copy, [*kept[90:], *kept[1:60]][:40])
 
 
-CASES = [
-    (architecture, tied, mix)
-    for architecture in ("qwen2", "qwen3", "gemma3", "gpt2", "qwen3moe")
-    for tied in (False, True)
-    for mix in ("Q4_0", "Q4_K_M")
-    if not (architecture == "gemma3" and not tied) and not (architecture == "qwen3moe" and tied)
-]
-
-
-@pytest.mark.parametrize(("architecture", "tied", "mix"), CASES)
+@pytest.mark.parametrize(
+    ("architecture", "tied", "mix"),
+    [("qwen2", True, "Q4_0"), ("gemma3", True, "Q4_K_M"), ("qwen3moe", False, "Q4_K_M")],
+)
 def test_tied_and_untied_models_of_each_architecture(
     architecture: str, tied: bool, mix: str, tmp_path: Path
 ) -> None:
@@ -133,13 +108,6 @@ def replace_name(tensor: Any, name: str, shape: tuple[int, ...]) -> Any:
     return tensor._replace(name=name, shape=shape, type="F32")
 
 
-def test_a_trimmed_draft_loads_and_writes(tmp_path: Path) -> None:
-    copy = trim(embedded_draft(), tmp_path / "draft.gguf", tokens=range(1500))
-    with ggufspec.load(copy, n_threads=1, n_ctx=256) as engine:
-        text = engine.generate("Once upon a time", max_tokens=24, temperature=0).text
-    assert len(text) > 24
-
-
 # Layers
 
 
@@ -166,10 +134,9 @@ ADDED = ("attn_output", "ffn_down", "ssm_out")
         (lambda path: tiny.write_llama(path, n_layer=5, vocab=SPM), [1, 3]),
         (lambda path: tiny.write_swa(path, n_layer=6, vocab=SPM), [0, 3]),
         (lambda path: tiny.write_mamba(path, n_layer=4, vocab=SPM), [0, 2]),
-        (lambda path: tiny.write_hybrid(path, vocab=SPM), [2]),
         (lambda path: tiny.write_hybrid(path, vocab=SPM), [0]),
     ],
-    ids=["llama", "gemma3", "mamba", "jamba", "jamba-first"],
+    ids=["llama", "gemma3", "mamba", "jamba"],
 )
 def test_without_layers_it_computes_as_if_they_added_nothing(
     write_source: Callable[[Path], Path], left_out: list[int], tmp_path: Path
@@ -188,7 +155,7 @@ def test_without_layers_it_computes_as_if_they_added_nothing(
 
 @pytest.mark.parametrize(
     "architecture",
-    ["llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt2", "bloom"],
+    ["gemma2", "gpt2"],
 )
 def test_stand_ins_lose_layers_that_add_nothing(architecture: str, tmp_path: Path) -> None:
     shape = small(architecture, tied=architecture.startswith("gemma"), n_layers=5)
@@ -229,7 +196,7 @@ def test_the_window_of_each_kept_layer_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vocab", [SPM, BPE], ids=["SPM", "BPE"])
-@pytest.mark.parametrize("step", [1000, 7, 2])
+@pytest.mark.parametrize("step", [1000, 2])
 def test_a_trimmed_vocabulary_reads_any_text(vocab: tiny.Vocab, step: int, tmp_path: Path) -> None:
     source = tiny.write_llama(tmp_path / "source.gguf", vocab=vocab)
     model = Model(trim(source, tokens=range(0, len(vocab), step)))
@@ -239,18 +206,6 @@ def test_a_trimmed_vocabulary_reads_any_text(vocab: tiny.Vocab, step: int, tmp_p
     finally:
         model.close()
     assert read.removeprefix(" ") == TEXT
-
-
-def test_kept_words_are_read_as_words(tmp_path: Path) -> None:
-    for vocab in (SPM, BPE):
-        source = tiny.write_llama(tmp_path / "source.gguf", vocab=vocab)
-        model = Model(trim(source, tokens=range(len(vocab) - 40)))
-        name = "▁hello" if vocab is SPM else "Ġhello"
-        try:
-            tokens = model.vocab.tokenize("say hello", add_special=False, parse_special=True)
-            assert name in [model.vocab.name(token) for token in tokens]
-        finally:
-            model.close()
 
 
 def test_special_tokens_get_their_new_ids(tmp_path: Path) -> None:
@@ -401,11 +356,8 @@ def test_a_trimmed_file_can_be_trimmed_again(tmp_path: Path) -> None:
     [
         ({}, "name the tokens or the layers to keep"),
         ({"tokens": []}, "list of tokens to keep is empty"),
-        ({"layers": []}, "list of layers to keep is empty"),
         ({"tokens": [1, 388]}, "has no tokens 388: it has 388, numbered from 0 to 387"),
-        ({"tokens": [-1]}, "has no tokens -1"),
         ({"layers": [0, 2]}, "has no layers 2: it has 2, numbered from 0 to 1"),
-        ({"tokens": [1.5]}, "must be a list of whole numbers"),
         ({"tokens": "abc"}, "must be a list of whole numbers, not 'abc'"),
         ({"layers": [True, False]}, "must be a list of whole numbers"),
         ({"layers": 3}, "must be a list of whole numbers, not 3"),
@@ -429,7 +381,6 @@ def test_tokens_may_be_an_array_in_any_order(tmp_path: Path) -> None:
         (tiny.write_without_tokenizer, {"tokens": [1]}, "has no vocabulary"),
         (tiny.write_bert, {"tokens": [1]}, "has the tokenizer bert"),
         (tiny.write_bert, {"layers": [0]}, "has the architecture bert: no layer"),
-        (tiny.write_rwkv, {"layers": [0]}, "has the architecture rwkv7: no layer"),
         (
             lambda path: tiny.write_llama(path, header={"nextn_predict_layers": 1}),
             {"layers": [0]},
@@ -466,7 +417,6 @@ def test_models_that_cannot_be_trimmed(
     ("name", "shape", "message"),
     [
         ("per_layer_token_embd.weight", (8, 388), "per_layer_token_embd.weight also has values"),
-        ("blk.0.nextn.embed_tokens.weight", (8, 388), "nextn.embed_tokens.weight also"),
         ("d2t", (100,), "d2t also has values"),
         ("output.bias", (100,), "output.bias has 100 rows"),
     ],
@@ -486,7 +436,7 @@ def test_a_header_without_a_file_is_refused() -> None:
         trimmed(made, layers=[0])
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.5, 0.9])
+@pytest.mark.parametrize("fraction", [0.01, 0.9])
 def test_a_file_that_was_cut_short_meanwhile(fraction: float, tmp_path: Path) -> None:
     source = tiny.write_llama(tmp_path / "source.gguf")
     header = read_header(source)
@@ -504,11 +454,3 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(GgufspecError, match="is the source model itself"):
         write(trimmed(read_header(source), tokens=[1]), source, force=True)
     assert source.read_bytes() == before
-
-
-def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
-    source = tiny.write_llama(tmp_path / "source.gguf")
-    heard: list[tuple[int, int]] = []
-    made = trimmed(read_header(source), tokens=[1])
-    write(made, tmp_path / "copy.gguf", progress=lambda *done: heard.append(done))
-    assert heard[-1] == (made.n_bytes, (tmp_path / "copy.gguf").stat().st_size)

@@ -105,7 +105,7 @@ def machine(*free: float, host: float = 256, bandwidth: float | None = None) -> 
     )
 
 
-@pytest.mark.parametrize("free", [(2,), (6,), (12,), (24,), (48,), (24, 12), (8, 8, 8, 8)])
+@pytest.mark.parametrize("free", [(2,), (24,), (24, 12)])
 def test_a_plan_never_takes_more_than_is_free(
     free: tuple[float, ...], shapes: dict[str, ModelShape]
 ) -> None:
@@ -116,9 +116,10 @@ def test_a_plan_never_takes_more_than_is_free(
             for taken, gpu in zip(plan.gpu_bytes, at.gpus, strict=True):
                 assert taken <= gpu.n_free
         assert sum(plan.split) == plan.n_gpu_layers
+        assert plan.draft_gpu in (None, *range(len(free))), "the draft lies on one GPU"
 
 
-@pytest.mark.parametrize("here", [(), (2,), (24,), (24, 12), (80,)])
+@pytest.mark.parametrize("here", [(), (24, 12)])
 def test_a_draft_stays_here_and_the_target_goes_where_there_is_room(
     here: tuple[float, ...], shapes: dict[str, ModelShape]
 ) -> None:
@@ -143,7 +144,7 @@ def test_a_draft_stays_here_and_the_target_goes_where_there_is_room(
 
 def test_no_way_that_fits_is_faster_than_the_chosen_one(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["CODELLAMA_34B"], shapes["CODELLAMA_7B"]
-    for free in (3, 8, 12, 20, 40, 80):
+    for free in (8, 20):
         (_, chosen), *others = alternatives(target, draft, machine(free), PlacementOptions())
         for name, other in others:
             assert not other.fits or other.tokens_per_second <= chosen.tokens_per_second, name
@@ -153,7 +154,7 @@ def test_more_memory_is_never_slower(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     speeds = [
         plan_offload(target, draft, machine(n), PlacementOptions()).tokens_per_second
-        for n in range(1, 60, 4)
+        for n in range(1, 60, 12)
     ]
     assert speeds == sorted(speeds)
     everything = plan_offload(target, draft, machine(60), PlacementOptions())
@@ -167,14 +168,6 @@ def test_a_draft_that_is_never_accepted_gets_no_memory(shapes: dict[str, ModelSh
     alone = plan_offload(target, None, machine(24), PlacementOptions())
     assert useless.n_draft == 0
     assert (useless.n_gpu_layers_draft, useless.n_gpu_layers) == (0, alone.n_gpu_layers)
-
-
-def test_the_draft_lies_on_one_gpu(shapes: dict[str, ModelShape]) -> None:
-    plan = plan_offload(
-        shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"], machine(24, 12), PlacementOptions()
-    )
-    assert plan.draft_gpu in (0, 1)
-    assert all(plan.split), "and the target on both"
 
 
 def test_what_was_asked_for_is_kept(shapes: dict[str, ModelShape]) -> None:
@@ -224,7 +217,7 @@ def test_the_longest_context_costs_nothing_else(shapes: dict[str, ModelShape]) -
 
 def test_a_longer_context_moves_no_layers_off_the_gpus(shapes: dict[str, ModelShape]) -> None:
     target = replace(shapes["CODELLAMA_7B"], n_ctx_train=2**20)
-    for free in ((6,), (16,), (24,), (12, 12)):
+    for free in ((6,), (12, 12)):
         at = machine(*free)
         size = longest_context(target, None, at, PlacementOptions())
         plans = [
@@ -240,16 +233,6 @@ def test_caches_keep_their_type_where_heads_do_not_fill_a_block() -> None:
     target = ModelShape("m", (layer,) * 24, 10**7, 10**7, 64, 128, 8, 80, 1000, 8192, 10**9)
     plan = plan_offload(target, None, machine(host=2.4), PlacementOptions())
     assert (plan.caches.type_k, plan.fits) == ("f16", False)
-
-
-def test_experts_that_a_token_skips_take_memory_but_no_time() -> None:
-    dense = Layer(10**9, 10**9, 100)
-    sparse = replace(dense, n_active_bytes=10**8)
-    rest = (10**7, 10**7, 64, 128, 8, 64, 1000, 4096, 10**10)
-    slow = plan_offload(ModelShape("d", (dense,) * 8, *rest), None, machine(), PlacementOptions())
-    fast = plan_offload(ModelShape("s", (sparse,) * 8, *rest), None, machine(), PlacementOptions())
-    assert fast.host_bytes == slow.host_bytes
-    assert fast.tokens_per_second > 5 * slow.tokens_per_second
 
 
 def test_a_batch_reads_more_experts_than_one_token_does() -> None:
@@ -305,9 +288,8 @@ def mixture(n_layers: int = 48, n_embd: int = 2048) -> ModelShape:
     return ModelShape("m", layers, *rest, n_experts=128, n_experts_used=8, n_matrix_bytes=120 * MIB)
 
 
-@pytest.mark.parametrize("free", [4, 8, 12, 16])
-def test_experts_leave_a_small_gpu_before_layers_do(free: int) -> None:
-    target, at = mixture(), machine(free)
+def test_experts_leave_a_small_gpu_before_layers_do() -> None:
+    target, at = mixture(), machine(8)
     plan = plan_offload(target, None, at, PlacementOptions())
     assert plan.n_gpu_layers == 49
     assert 0 < plan.n_cpu_ffn < 48

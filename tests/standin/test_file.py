@@ -8,12 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import gguf
-import llama_cpp
 import numpy as np
 import paper
 import pytest
-from numpy.typing import NDArray
-from small import N_VOCAB, small
+from small import N_VOCAB, logits, small
 
 import ggufspec
 from ggufspec import standin
@@ -89,20 +87,10 @@ def test_a_tied_model_is_as_certain(architecture: str, tmp_path: Path) -> None:
     """The successor's logit is the planned one; the others are those of other codes."""
     path = written(tmp_path / "model.gguf", small(architecture, tied=True), "Q4_K_M")
     for tokens in ([300], [5, 900, 301]):
-        logits = last_logits(path, tokens)
-        assert logits.argmax() == MAP[tokens[-1]]
-        assert logits.max() == pytest.approx(40, abs=1.5)
-        assert np.delete(logits, logits.argmax()).std() == pytest.approx(40 / 128**0.5, rel=0.1)
-
-
-def last_logits(path: Path, tokens: list[int]) -> NDArray[np.float32]:
-    """(n_vocab,) after the last of the tokens."""
-    llama = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, n_threads_batch=1, verbose=False)
-    llama.eval(tokens)
-    row = llama_cpp.llama_get_logits_ith(llama.ctx, -1)
-    logits = np.ctypeslib.as_array(row, (N_VOCAB,)).copy()
-    llama.close()
-    return logits
+        found = logits(path, tokens)[-1]
+        assert found.argmax() == MAP[tokens[-1]]
+        assert found.max() == pytest.approx(40, abs=1.5)
+        assert np.delete(found, found.argmax()).std() == pytest.approx(40 / 128**0.5, rel=0.1)
 
 
 def test_layers_do_not_affect_the_output(tmp_path: Path) -> None:
@@ -111,7 +99,7 @@ def test_layers_do_not_affect_the_output(tmp_path: Path) -> None:
     rows = codes(np.arange(N_VOCAB), 256).astype(np.float64)
     for tokens in ([300], [5, 900, 300], [1000, 300]):
         planned = rows @ rows[MAP[300]] * 40 / 256
-        assert np.abs(last_logits(path, tokens) - planned).max() < 0.5
+        assert np.abs(logits(path, tokens)[-1] - planned).max() < 0.5
     reader = gguf.GGUFReader(path)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
