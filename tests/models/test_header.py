@@ -49,6 +49,16 @@ def test_a_header_says_what_llama_cpp_says(write: Callable[[Path], Path], tmp_pa
     assert header.paths == (path,)
 
 
+def test_a_file_is_parsed_again_only_after_it_changed(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "model.gguf", n_layer=2)
+    assert read_header(path) is not read_header(path), "it was written within the last second"
+    os.utime(path, (1, 1))
+    known = read_header(path)
+    assert read_header(path) is known
+    os.utime(tiny.write_llama(path, n_layer=3), (2, 2))
+    assert (known.n_layers, read_header(path).n_layers) == (2, 3)
+
+
 def test_each_value_is_as_llama_cpp_reads_it(tmp_path: Path) -> None:
     path = tiny.write_llama(tmp_path / "model.gguf")
     values = read_header(path).values

@@ -80,6 +80,8 @@ def test_a_path_without_a_file(name: str) -> None:
 
 
 def test_a_wrong_name_gets_suggestions() -> None:
+    with pytest.raises(ModelError, match="not a GGUF file"):
+        parse("hf:user/repo/model.safetensors", REGISTRY)
     with pytest.raises(ModelError, match=r"no file 8B-Q3KL, and .* did you mean 8B-Q3_K_L"):
         parse("8B-Q3KL", REGISTRY)
 
@@ -88,11 +90,6 @@ def test_a_wrong_name_gets_suggestions() -> None:
 def test_a_repository_name_alone_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=r"user/repo:Q4_K_M or user/repo/file.gguf"):
         parse(name, REGISTRY)
-
-
-def test_a_file_of_another_kind() -> None:
-    with pytest.raises(ModelError, match="not a GGUF file"):
-        parse("hf:user/repo/model.safetensors", REGISTRY)
 
 
 @pytest.mark.parametrize(
