@@ -167,7 +167,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_draft_with_another_vocabulary_is_planned_with_a_note(pair: list[str]) -> None:
-    result = invoke(*pair[:2], "--draft", "gpt-2:Q4_0", "--vram", "24GiB")
+    result = invoke(*pair[:2], "--draft", "GPT-2-Q8_0", "--vram", "24GiB")
     assert result.exit_code == 0, result.output
     assert "128,256 tokens, the draft 50,257: it drafts only" in result.stderr
     assert "128,256" not in invoke(*pair, "--vram", "24GiB").stderr
