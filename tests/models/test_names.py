@@ -163,6 +163,8 @@ def test_a_name_that_leaves_doubt_is_a_candidate_where_no_other_is(word: str) ->
     doubtful = [f"m-{word}-{quant}.gguf" for quant in ("Q8_0", "BF16")]
     assert quants.choose([*MODELS, *doubtful], "Q8_0", "x").files == ("m-Q8_0.gguf",)
     assert quants.choose([*MODELS, *doubtful], "BF16", "x").files == (doubtful[1],)
+    same = f"m-{word}-Q4_K_XL.gguf"
+    assert quants.choose([*MODELS, same], "Q4_K_XL", "x").files == (MODELS[0],)
 
 
 @pytest.mark.parametrize("name", ["OpenAssistant-7b", "flashmtp"])

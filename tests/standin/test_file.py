@@ -80,6 +80,7 @@ def test_an_mtp_head_is_left_out(tmp_path: Path) -> None:
         each[:2] for each in standin.plan(paper.GLM_4_5_AIR).tensors
     ]
     assert made.values["glm4moe.block_count"] == with_head.n_layers - 1
+    assert not made.values["glm4moe.nextn_predict_layers"]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3"])
