@@ -86,8 +86,6 @@ def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
 
 def adapted_shape(name: str, adapters: Adapters) -> ModelShape:
     """The shape of a named model with LoRA adapters. Raises ModelError."""
-    if not adapters:
-        return shape_of_name(name)
     if not (paths := locate(name)):
         raise ModelError(
             f"{name} is not on this machine, and its LoRA adapters are compared with its file: "
