@@ -26,7 +26,7 @@ _FLOAT32_BYTES = 8  # type and value of a float32 in a header; llama.cpp aborts 
 
 
 class Adapter(NamedTuple):
-    """Narrow matrices whose products, times `scale`, are added to those of a model's weights."""
+    """Narrow matrices whose products, times `scale`, are added to the weights of a model."""
 
     path: Path
     scale: float = 1.0

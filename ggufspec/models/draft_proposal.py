@@ -128,7 +128,7 @@ def _head_beside(wanted: Header, headers: Sequence[Header]) -> DraftProposal | N
 
 
 def _drafts_among(wanted: Header, headers: Sequence[Header]) -> Iterator[_Candidate]:
-    """Yields those of the models that are cheap enough to draft for `wanted`."""
+    """Yields the models that are cheap enough to draft for `wanted`."""
     most = MOST_COST * shape_of(wanted).n_pass_bytes
     for header in headers:
         try:

@@ -1,4 +1,4 @@
-"""Facts about draft heads, and checks of those that read inputs of the target's layers.
+"""Facts about draft heads, and checks of heads that read inputs of the target's layers.
 
 Without these checks of EAGLE-3, DFlash, DFlash2 and DSpark heads, llama.cpp would end the process,
 read memory out of bounds, or load a head that belongs to another model.

@@ -1,4 +1,4 @@
-"""Recognises draft heads by their headers, and refuses those that do not fit."""
+"""Recognises draft heads by their headers, and refuses heads that do not fit."""
 
 from __future__ import annotations
 

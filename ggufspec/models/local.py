@@ -205,7 +205,7 @@ def _complete_models(folder: Path, pattern: str) -> list[quants.ModelFiles]:
 
 
 def _by_header(folder: Path, models: Iterable[quants.ModelFiles]) -> Iterator[quants.ModelFiles]:
-    """The models; where a name leaves doubt, the header tells heads, and leaves out the rest."""
+    """The models. Unsure names: the header decides; adapters and bare vocabularies are left out."""
     for model in models:
         found = model
         with contextlib.suppress(ModelError):  # damaged: loading it says so

@@ -89,7 +89,7 @@ def group(paths: Iterable[str]) -> tuple[ModelFiles, ...]:
 def of_quant(models: Iterable[ModelFiles], quant: str, *kinds: Kind) -> list[ModelFiles]:
     """The models of a quantization or, if there are none, of its dynamic variant ("UD-").
 
-    `kinds`: those of the first that has any are returned.
+    `kinds`: the models of the first kind that has any are returned.
     """
     by_kind: dict[tuple[Kind, str | None], list[ModelFiles]] = {}
     for model in models:

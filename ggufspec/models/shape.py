@@ -32,7 +32,7 @@ class Layer:
     """
 
     n_bytes: int  # size of its weights
-    n_active_bytes: int  # of those that one token reads: in a mixture, of the experts it uses
+    n_active_bytes: int  # size of the weights that one token reads; in a mixture, few experts
     n_kv_values: int
     n_state_bytes: int = 0  # size of a recurrent state, at any context length
     n_ffn_bytes: int = 0
@@ -50,7 +50,7 @@ class ModelShape:
     """
 
     name: str
-    layers: tuple[Layer, ...]  # those that are not loaded, such as an unused head, have 0 bytes
+    layers: tuple[Layer, ...]  # a layer that is not loaded, such as an unused head, has 0 bytes
     n_input_bytes: int  # the token embedding, of which a pass reads a row for each token
     n_output_bytes: int
     n_embd: int

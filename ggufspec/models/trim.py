@@ -250,7 +250,7 @@ def _cut_tokens(source: Header, values: dict[str, Any], kept: Sequence[int]) -> 
 
 
 def _special_tokens(source: Header) -> dict[str, int]:
-    """The special tokens by key, with those that llama.cpp assumes."""
+    """The special tokens by key, also the ones that llama.cpp assumes."""
     n_vocab = len(source.tokens)
     found = {
         key: value

@@ -63,7 +63,7 @@ class CacheParams:
     type_v: str = defaults.KV_TYPE
     flash_attention: bool = True
     n_slots: int = 1  # concurrent texts
-    n_draft_max: int = 0  # the longest draft that a target's context verifies; 0: of a draft
+    n_draft_max: int = 0  # longest draft that a target verifies; 0: a draft's context
     n_rows: int = 0  # maximum rows of logits per slot in a pass; 0: n_draft_max + 1
     n_checkpoints: int = 0  # recurrent states per slot that are kept on the host
 
@@ -134,7 +134,7 @@ class ModelMemory:
         return self.buffers.whole + (self.buffers.copies if n_gpus > 1 else 0)
 
     def use(self, n_gpu_layers: int, has_gpu: bool = False) -> MemoryUse:
-        """The memory with layers on a GPU. `has_gpu`: one computes prompts even without layers."""
+        """The memory with layers on a GPU. `has_gpu`: one computes prompts, even without layers."""
         on_gpu = self._sums[n_gpu_layers]
         n_weights = self._weights[-1] - self._weights[n_gpu_layers] + self._n_kept
         packed = round(_PACKED.get(self.shape.matrix_type, 0.0) * n_weights)

@@ -28,7 +28,7 @@ _KV_BLOCK = 32  # a quantized cache packs this many numbers of a head together
 
 @dataclass(frozen=True)
 class PlacementOptions(CacheParams):
-    """The user's options; the plan chooses those that are None, and n_ctx if it is 0."""
+    """The user's options; the plan chooses options that are None, and n_ctx if it is 0."""
 
     n_ctx: int = 0
     n_ctx_usual: int = defaults.N_CTX  # limit of a context that the plan chooses
@@ -190,7 +190,7 @@ def ffn_name(shape: ModelShape) -> str:
 def _caches(
     target: ModelShape, draft: ModelShape | None, options: PlacementOptions
 ) -> Iterator[CacheParams]:
-    """Parameters to try: first those of the options, then ones that need less and less memory."""
+    """Parameters to try: first the given ones, then ones that need less and less memory."""
     usual = min(options.n_ctx_usual, target.n_ctx_train or defaults.N_CTX)
     made: CacheParams = replace(options, n_ctx=options.n_ctx or usual)
     yield made
