@@ -60,7 +60,6 @@ def test_the_list_tells_what_is_in_the_cache_and_what_fits(command: Command, nam
     assert found["cached"] == path
     assert found["fits_memory"] is True
     assert entry(command, "Small")["fits_memory"] is None  # its size is not known
-    assert entry(command, "70B-Q3_K_S")["checked"] is False
     listed = command("models", "list")
     assert listed.code == 0
     assert "70B-Q3_K_S" in listed.out

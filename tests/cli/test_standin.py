@@ -17,6 +17,7 @@ from small import small
 
 from ggufspec import standin
 from ggufspec.models.header import read_header
+from ggufspec.models.named_shape import header_of_name
 from ggufspec.models.quantization import header_of
 
 Command = Callable[..., Any]
@@ -55,7 +56,7 @@ def test_a_registered_model_need_not_be_there(command: Command, tmp_path: Path) 
     assert command("standin", "--like", "gpt-2:Q4_0", path).code == 0
     header = read_header(path)
     assert (header.architecture, header.n_vocab, header.n_layers) == ("gpt2", 50257, 12)
-    assert header.n_bytes == pytest.approx(106554880, rel=0.01)  # as published
+    assert header.n_tensor_bytes == header_of_name("gpt-2:Q4_0").n_tensor_bytes
 
 
 def test_a_name_that_means_nothing(command: Command, tmp_path: Path) -> None:
