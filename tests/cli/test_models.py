@@ -211,7 +211,7 @@ def test_a_trimmed_file_says_what_it_was_cut_from(command: Command, tmp_path: Pa
 def test_a_registered_trim_says_how_to_make_it(command: Command, run: Command, names: Hub) -> None:
     own = Path(os.environ["GGUFSPEC_MODELS"])
     own.write_text(own.read_text() + '[trims."Cut"]\nof = "Small"\nvocab = 300\n')
-    how = f"ggufspec trim Small --vocab 300 --layers all -o {trims_folder() / 'Cut.gguf'}"
+    how = f"ggufspec trim Small --vocab 300 -o {trims_folder() / 'Cut.gguf'}"
     listed = command("models", "list")
     assert "trimmed from Small" in next(
         line for line in listed.out.splitlines() if line.startswith("Cut ")

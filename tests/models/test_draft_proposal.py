@@ -156,7 +156,7 @@ def test_a_registered_trim_is_proposed_once_it_is_made() -> None:
     known = parse_registry([("mine", ENTRIES)])
     found = propose_draft("L", known)
     assert found.name == "S", "until then, what it is made of"
-    command = f"ggufspec trim S --vocab 300 --layers all -o {trims_folder() / 'S-cut.gguf'}"
+    command = f"ggufspec trim S --vocab 300 -o {trims_folder() / 'S-cut.gguf'}"
     assert command in found.why
     (trims_folder() / "S-cut.gguf").touch()
     found = propose_draft("L", known)

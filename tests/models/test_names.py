@@ -64,6 +64,7 @@ def test_a_file_that_is_there_goes_before_all(
     [
         "",
         "x.gguf",
+        "folder/x.gguf",
         "~/user/x.gguf",
         r"C:\models\x.gguf",
         "C:/models/more/x.gguf",

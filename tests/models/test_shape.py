@@ -108,6 +108,18 @@ def test_numbers_over_which_llama_cpp_would_end_the_process_are_refused(
         shape_of(replace(header, values=values))
 
 
+def test_two_tokens_of_one_text_are_refused(tmp_path: Path) -> None:
+    header = read_header(tiny.write_llama(tmp_path / "model.gguf"))
+    key, (first, *others) = "tokenizer.ggml.tokens", header.tokens
+    for tokens in ([first, b"", *others[1:]], [first, first + b"\0more", *others[1:]]):
+        same = replace(header, values={**header.values, key: tokens})
+        if b"" in tokens:
+            assert shape_of(same).n_vocab == len(tokens), "llama.cpp names an empty one"
+            continue
+        with pytest.raises(ModelError, match="tokens 0 and 1 have the same text"):
+            shape_of(same)
+
+
 def test_an_assistant_has_no_cache_of_its_own(tmp_path: Path) -> None:
     table = tiny_heads.Table()
     target = tiny_heads.write_gemma4(tmp_path / "gemma.gguf", table)

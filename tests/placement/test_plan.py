@@ -192,6 +192,7 @@ def test_a_default_context_shrinks_first_and_then_the_caches() -> None:
     assert (shorter.caches.n_ctx, shorter.caches.type_k, shorter.fits) == (2048, "f16", True)
     packed = plan_offload(target, None, machine(host=2.4), PlacementOptions())
     assert (packed.caches.n_ctx, packed.caches.type_k, packed.fits) == (1024, "q8_0", True)
+    assert "KV cache in q8_0" in describe(packed, target, None, machine(host=2.4))
     assert not plan_offload(target, None, machine(host=2.2), PlacementOptions()).fits
     asked = plan_offload(target, None, machine(host=3), PlacementOptions(n_ctx=4096))
     assert (asked.caches.n_ctx, asked.caches.type_k, asked.fits) == (4096, "q8_0", True)

@@ -11,7 +11,7 @@ from small import small
 from ggufspec import standin
 from ggufspec.models.header import read_header
 from ggufspec.models.named_shape import header_of_name
-from ggufspec.models.quantization import FILE_TYPES, header_of
+from ggufspec.models.quantization import ARCHITECTURES, FILE_TYPES, header_of
 from ggufspec.models.registry import Dimensions, load_registry
 
 MIXES = [mix for mix in FILE_TYPES if mix not in ("F32", "F16", "BF16")]
@@ -67,6 +67,5 @@ def test_the_70b_of_the_published_log_is_as_large() -> None:
 
 
 def test_every_registered_model_can_be_stood_in_for() -> None:
-    for alias, entry in load_registry().models.items():
-        if entry.shape:
-            standin.plan(header_of_name(alias), 0.5)
+    shapes = [entry.shape for entry in load_registry().models.values() if entry.shape]
+    assert {shape.architecture for shape in shapes} <= set(ARCHITECTURES)
