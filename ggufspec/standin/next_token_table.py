@@ -65,7 +65,7 @@ def _spread(n: int) -> NDArray[np.float64]:
     """(n,) numbers between 0 and 1; each group of successive ones has one in each equal part."""
     at = np.arange(-(-n // _GROUP) * _GROUP, dtype=np.uint64)
     ranks = _hashed(at, _SHUFFLE).reshape(-1, _GROUP).argsort(axis=1, kind="stable").reshape(-1)
-    return (ranks + _fractions(_hashed(at, _RUNS)))[:n] / _GROUP  # type: ignore[no-any-return]
+    return (ranks + _fractions(_hashed(at, _RUNS)))[:n] / _GROUP
 
 
 def _fractions(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:
