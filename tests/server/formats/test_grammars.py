@@ -244,22 +244,13 @@ def test_hundreds_of_tools_share_their_syntax(
 ) -> None:
     """Whether all of them have their own parameters, or the same."""
     described = {"type": "string", "description": "What the tool has to search for. " * 20}
-    own = [tool(f"search_{i}", **{f"city_{i}": described, "days": {}}) for i in range(500)]
-    same = [tool(f"search_{i}", city=described, days={"type": "integer"}) for i in range(2000)]
+    own = [tool(f"search_{i}", **{f"city_{i}": described, "days": {}}) for i in range(150)]
+    same = [tool(f"search_{i}", city=described, days={"type": "integer"}) for i in range(150)]
     found = chat_format(TEMPLATES[name])
     one = called(template(TEMPLATES[name]), 1)
-    for tools, key in ((own, "city_321"), (same, "city")):
+    for tools, key in ((own, "city_121"), (same, "city")):
         made = grammar_of(found, tools, "", specials={}, ends=[], is_required=True)
-        text = one.replace("weather", "search_321").replace("city", key)
+        text = one.replace("weather", "search_121").replace("city", key)
         assert allows(made, text)
-        assert not allows(made, text.replace("search_321", "search_3211"))
+        assert not allows(made, text.replace("search_121", "search_1211"))
         assert not allows(made, text.replace(key, "city_1"))
-
-
-def test_parameters_may_be_named_as_the_notes_of_a_schema() -> None:
-    names = ["title", "description", "default", "examples"]
-    noted = {"type": "string", "title": "T", "description": "D", "default": "", "examples": [""]}
-    schema = {"type": "object", "properties": dict.fromkeys(names, noted), "required": names}
-    made = of_json_schema(schema)
-    assert allows(made, '{"title": "a", "description": "b", "default": "c", "examples": "d"}')
-    assert not allows(made, '{"title": "a"}')
