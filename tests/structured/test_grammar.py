@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 import jsonschema
 import pytest
@@ -71,48 +70,16 @@ DERIVED = {
 
 # Schema, values that it allows, values that it does not allow.
 SCHEMAS: list[tuple[dict[str, object], list[object], list[object]]] = [
-    ({}, [None, True, 1, -2.5, "a", [1, "a"], {"a": {}}], []),
-    ({"type": "null"}, [None], [0]),
-    ({"type": "boolean"}, [True, False], [0, "true"]),
-    ({"type": "string"}, ["", "a b", 'q"\\/\n\t', "é 中 😀"], [1]),
-    ({"type": "integer"}, [0, -5, 10**20], [1.5, "1"]),
-    ({"type": "number"}, [0, -2.5, 1e-7, 1e30], ["1"]),
-    ({"type": ["string", "null"]}, ["a", None], [1]),
-    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "é中", "\n\\😀"], ["a", "abcd"]),
+    ({}, [None, True, 1, -2.5, 'q"\\/\n\t é 中 😀', [1, "a"], {"a": {}}], []),
     ({"type": "string", "maxLength": 2.0}, ["ab"], ["abc"]),
-    ({"type": "string", "pattern": "^a+$"}, ["aa"], ["b", ""]),
-    ({"type": "string", "pattern": "b"}, ["abc", "b"], ["ac"]),
     ({"type": "string", "pattern": r"^\w+\s\d{2}$"}, ["ab 12", "a\n34"], ["ab12", "a 1"]),
-    ({"type": "string", "pattern": "^(a|b)/[^/]$"}, ["a/x"], ["c/x", "a//"]),
-    ({"type": "string", "pattern": "^[a-z]+$", "maxLength": 2}, ["ab"], ["abc", "A"]),
-    ({"type": "string", "pattern": "^[a-z]+$", "minLength": 2}, ["ab"], ["a"]),
-    ({"type": "integer", "minimum": -3, "maximum": 12}, [-3, 0, 12], [-4, 13]),
     ({"type": "integer", "exclusiveMinimum": 1.5, "maximum": 3.7}, [2, 3], [1, 4]),
-    ({"type": "number", "minimum": -1.5, "maximum": 2.25}, [-1.5, 0.5, 2.25], [-1.6, 2.26]),
-    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, [0.5], [0, 1, 1.5]),
-    ({"type": "integer", "multipleOf": 7}, [0, 14, -21], [8]),
-    ({"type": "integer", "multipleOf": 3, "minimum": 4, "maximum": 20}, [6, 18], [3, 7, 21]),
-    ({"type": "number", "multipleOf": 0.5}, [0.5, 2, -1.5], [0.25]),
-    ({"const": {"a": [1, None, "é\n"]}}, [{"a": [1, None, "é\n"]}], [{"a": 1}, {}]),
     ({"const": "nul \x00, delete \x7f"}, ["nul \x00, delete \x7f"], ["nul , delete "]),
-    ({"enum": ["a", 1, None, ['"']]}, ["a", 1, None, ['"']], ["b", 2, []]),
     ({"enum": ["abc", "b"], "minLength": 2}, ["abc"], ["b"]),
     ({"enum": [{"a": 1}, {"b": 2}], "properties": {"a": {}}}, [{"a": 1}, {"b": 2}], [{}]),
-    ({"type": "array", "items": {"type": "integer"}}, [[], [1], [1, 2]], [["a"], {}]),
-    ({"type": "array", "minItems": 1, "maxItems": 2}, [[1], ["a", {}]], [[], [1, 2, 3]]),
-    (
-        {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
-        [[], [1], [1, "a"]],
-        [["a"], [1, "a", 2]],
-    ),
     ({"type": "array", "uniqueItems": False}, [[1, 1]], [1]),
     (PERSON, [{"name": "a"}, {"name": "a", "age": 3}], [{}, {"age": 3}, {"name": 1}]),
     (PERSON | {"additionalProperties": True}, [{"name": "a", "b": 1}], [{"b": 1}]),
-    (
-        PERSON | {"additionalProperties": {"type": "null"}},
-        [{"name": "a", "b": None}],
-        [{"name": "a", "b": 1}],
-    ),
     (PERSON | {"additionalProperties": False}, [{"name": "a"}], [{"name": "a", "b": 1}]),
     ({"type": "object", "required": ["a"]}, [{"a": 1}, {"a": 1, "b": 2}], [{}, {"b": 1}]),
     (PERSON | {"required": ["age", "email"]}, [{"age": 1, "email": "a"}], [{"age": 1}]),
@@ -125,15 +92,6 @@ SCHEMAS: list[tuple[dict[str, object], list[object], list[object]]] = [
         {"type": "object", "patternProperties": {"^n_": {"type": "integer"}}},
         [{}, {"n_a": 1}, {"other": "x"}],
         [{"n_a": "x"}],
-    ),
-    (
-        {
-            "type": "object",
-            "patternProperties": {"^n_": {"type": "integer"}},
-            "additionalProperties": False,
-        },
-        [{}, {"n_a": 1, "n_b": 2}],
-        [{"other": 1}],
     ),
     (
         TREE,
@@ -156,19 +114,6 @@ SCHEMAS: list[tuple[dict[str, object], list[object], list[object]]] = [
         [{"a": {"id": 1, "b": 2}}],
         [{"a": {"id": 1}}],
     ),
-    ({"allOf": [{"type": "integer"}, {"minimum": 3}, {"maximum": 5}]}, [3, 5], [2, 6, "a"]),
-    ({"anyOf": [{"type": "string"}, {"type": "integer"}], "minimum": 3}, ["a", 4], [1, None]),
-    (
-        {
-            "anyOf": [
-                {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
-                {"properties": {"b": {"type": "string"}}, "required": ["b"]},
-            ],
-            "type": "object",
-        },
-        [{"a": 1}, {"b": "x"}],
-        [{}, {"a": "x"}],
-    ),
     (
         BASE | {"anyOf": [{"required": ["x"]}, {"required": ["y"]}]},
         [{"id": 1, "x": 1}, {"id": 1, "y": 1}],
@@ -181,11 +126,6 @@ SCHEMAS: list[tuple[dict[str, object], list[object], list[object]]] = [
         ["2024-02-29", "1999-12-31"],
         ["2023-02-29", "0000-01-01", "1900-02-29", "2023-04-31", "x"],
     ),
-    ({"type": "string", "format": "time"}, ["23:59:59Z"], [1]),
-    ({"type": "string", "format": "email"}, ["a.b@c.de"], ["a"]),
-    ({"type": "string", "format": "ipv4"}, ["127.0.0.1"], ["256.0.0.1", "1.2.3"]),
-    ({"type": "string", "format": "ipv6"}, ["::1", "1:2:3:4:5:6:7:8"], ["1::2::3"]),
-    ({"type": "string", "format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123"]),
     ({"type": ["string", "null"], "format": "date"}, [None, "2024-01-01"], ["x"]),
     ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "null"}, [None], [1]),
     ({"$schema": "https://example.com/of/ours", "type": "null"}, [None], [1]),
@@ -273,17 +213,9 @@ def test_properties_of_other_objects_are_closed_where_some_are_combined() -> Non
         ({"propertyNames": {"minLength": 2, "pattern": "a"}}, "#", '"propertyNames" cannot'),
         ({"anyOf": [{}, {"contains": {"type": "null"}}]}, "#/anyOf/1", '"contains"'),
         ({"$defs": {"a": {"not": {"const": 1}}}, "$ref": "#/$defs/a"}, "#/$defs/a", "not"),
-        ({"dependentRequired": {"a": ["b"]}}, "#", "dependentRequired"),
-        ({"unevaluatedProperties": False}, "#", "unevaluatedProperties"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "#/properties/a", "/\\$defs/b"),
-        ({"items": {"$ref": "https://example.com/a.json"}}, "#/items", "example.com/a.json"),
         ({"prefixItems": [{}, {"pattern": "a("}]}, "#/prefixItems/1", "unclosed group"),
-        ({"pattern": "(?=a)b"}, "#", "look-around"),
-        ({"properties": {"a": {"type": "text"}}}, "#/properties/a", "text"),
-        ({"items": {"minLength": "5"}}, "#/items", "minLength"),
         ({"items": {"format": "postcode"}}, "#/items", "postcode"),
-        ({"items": {"multipleOf": 0}}, "#/items", "multiple"),
-        ({"minItems": 3, "maxItems": 2, "type": "array"}, "#", "minItems"),
         ({"type": "object", "minProperties": 2}, "#", "minProperties"),
         ({"type": "integer", "minimum": 10**40}, "#", "minimum is beyond 2.53"),
         ({"x-guidance": {"unknown": 1}}, "#", "unknown field"),
@@ -307,18 +239,13 @@ def test_what_cannot_be_guaranteed_is_refused_by_its_path(
     ("schema", "complaint"),
     [
         ("{", "is not JSON"),
-        ("", "is not JSON"),
         ('{"minimum": NaN}', "JSON has no number NaN"),
         ('{"minimum": 1e400}', "not JSON"),
         ({"minimum": float("inf")}, "not JSON"),
-        ({"const": b"bytes"}, "not JSON"),
         ("[1]", "give a JSON object"),
-        (False, "give a JSON object"),
         ('{"const": "\\ud800"}', "hex escape|surrogate|Unicode"),
         ("{" * 5000, "is not JSON|nested too deeply"),
-        ('{"items":' * 100_000 + "{}" + "}" * 100_000, "bytes|nested"),
         ('{"items":' * 10_000 + "{}" + "}" * 10_000, "nested too deeply"),
-        ('{"items":' * 300 + "{}" + "}" * 300, "nested too deeply"),
         ({"enum": [f"{i:0100}" for i in range(10_000)]}, "bytes"),
     ],
     ids=lambda case: str(case)[:40],
@@ -386,22 +313,15 @@ def test_bounds_that_no_exact_number_meets_are_refused(name: str) -> None:
         grammar.of_json_schema({"type": "object", "properties": {"a": part}})
 
 
-@pytest.mark.parametrize("required", ["a", 3, [1], [["a"]], {"a": 1}, None])
-def test_required_must_be_a_list_of_names(required: object) -> None:
-    schema = {"type": "object", "properties": {"a": {}}, "required": required}
+def test_required_must_be_a_list_of_names() -> None:
+    schema = {"type": "object", "properties": {"a": {}}, "required": [["a"]]}
     for more in ({}, {"minProperties": 1}):
         with pytest.raises(OptionError, match=r"at #: (Expected|.*required)"):
             grammar.of_json_schema({**schema, **more})
 
 
-def test_a_schema_of_no_characters_is_refused() -> None:
-    with pytest.raises(OptionError, match="not valid Unicode"):
-        grammar.of_json_schema({"const": "\ud800"})
-
-
 # Grammar, texts that it allows, texts that it does not allow.
 GBNF: list[tuple[str, list[str], list[str]]] = [
-    ('root ::= "yes" | "no"', ["yes", "no"], ["", "yesno", "y"]),
     ('root ::= [a-z]* "end"', ["end", "endend"], ["abc"]),
     ('root ::= a b\na ::= "x"*\nb ::= "x"', ["x", "xxx"], [""]),
     ('root ::= a "b"\na ::= "a" | "ab"', ["ab", "abb"], ["a"]),
@@ -414,9 +334,7 @@ GBNF: list[tuple[str, list[str], list[str]]] = [
     ('root ::= (\n  "a" |\n  "b"\n) "c"', ["ac", "bc"], ["c"]),
     ('root ::= "a"{2} "b"{1,} "c"{0,1} "d"{,2}', ["aab", "aabbcdd"], ["ab", "aabccd", "aabddd"]),
     ('root ::= (("a"?)+ "b"*)+ "c"', ["c", "abac"], ["ab"]),
-    ('root ::= "a" |', ["a", ""], ["b"]),
     ('root ::= s\ns ::= "(" s ")" | ""', ["", "(())"], ["(", ")"]),
-    ('root ::= root "a" | "b"', ["b", "baa"], ["a"]),
     ('root ::= a | A\na ::= "x"\nA ::= "y" A | "z"', ["x", "yyz"], ["y"]),
     (
         "root ::= a-b a_b aB 1st start\n"
@@ -450,21 +368,15 @@ def test_a_grammar_of_llama_cpp_allows_what_it_says(
         ("root ::= other", "the rule other, but does not define it"),
         ('root ::= "a', 'a " that is never closed; close it'),
         ("root ::= [a", "a \\[ that is never closed; close it"),
-        ('root ::= ("a"', "Expected '\\)'"),
         ("root ::= []", "matches no character"),
         ("root ::= [z-a]", "ends before it starts"),
         ('root ::= "\\q"', "unknown escape, .q"),
         ('root ::= "\\ud800"', "is not a character"),
         ('root ::= "a"\n | "b"', "line 2"),
         ('root ::= <think> "a"', "write Lark, where <think>"),
-        ("root ::= !<[12]>", "write Lark, where <think>"),
-        ('root ::= "a"{3,2}', "range end"),
         ("root ::= root", "no text can match the constraint: its parts"),
-        ("start: other", "unknown name|not defined|unknown"),
         ('start: "a', "line 1, column 10: lexer error"),
-        ("start.2: /a/", "priority not supported"),
         ('start: a "b"\na[max_tokens=3]: /[a-z]+/', "max_tokens=, which is not supported"),
-        ('start: a\na[capture, stop = "b"]: /[a-z]+/', "stop=, which is not supported"),
         ("start: /a(/", "unclosed group"),
         ('root ::= "\ud800"', "Unicode"),
         ('start: "\ud800"', "Unicode"),
@@ -490,17 +402,11 @@ def test_a_grammar_may_be_lark() -> None:
     ("regex", "good", "bad"),
     [
         ("a|b", ["a", "b"], ["ab", ""]),
-        ("(a|ab)b", ["ab", "abb"], ["a"]),
         ("^yes$", ["yes"], ["yes\n"]),
         (r"a/b\/c", ["a/b/c"], []),
-        (r'"\\"', ['"\\"'], []),
-        (r"\d{2}\s\w+", ["12 ab"], ["1 ab"]),
-        ("(?i)ab", ["AB", "aB"], ["a"]),
         ("é[中-文]", ["é中"], ["é"]),
         ("a\nb", ["a\nb"], ["ab"]),
-        (r"\x41\u0042", ["AB"], []),
         ("", [""], ["a"]),
-        ("a*?b", ["b", "aab"], ["a"]),
     ],
 )
 def test_a_regular_expression_matches_the_whole_text(
@@ -514,11 +420,10 @@ def test_a_regular_expression_matches_the_whole_text(
 @pytest.mark.parametrize(
     "choices",
     [
-        ["yes", "no"],
         ["a", "ab", "abc"],
         ["", "a"],
         ['"', "\\", "/", "\n", "é", "😀", "$^.*", "a\tb", "</s>", "\x01", "\x7f"],
-        [f"choice {i}" for i in range(5000)],
+        [f"choice {i}" for i in range(2100)],
     ],
     ids=lambda choices: repr(choices)[:30],
 )
@@ -530,12 +435,6 @@ def test_each_choice_is_allowed_and_nothing_else(choices: list[str]) -> None:
         assert constraint.n_allowed([], tokens) == len(tokens)
         assert constraint.n_allowed([], [*choice.encode(), ord("!"), END]) == len(tokens) - 1
         assert constraint.masks([], tokens[:-1]).any(axis=1).all()
-
-
-@pytest.mark.parametrize("make", [grammar.of_regex, lambda text: grammar.of_choices([text])])
-def test_text_that_is_not_unicode_is_refused(make: Callable[[str], str]) -> None:
-    with pytest.raises(OptionError, match="Unicode"):
-        GrammarConstraint(BYTES, make("a\ud800"), 0)
 
 
 def test_the_schemas_of_300_tools_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
