@@ -6,14 +6,11 @@ import json
 import math
 import shutil
 import subprocess
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from patience import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,16 +24,6 @@ from ggufspec.structured import grammar
 TURN = [{"role": "user", "content": "hello world"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 24}
-ASKED = {
-    "/v1/completions": {"prompt": "hello world"},
-    "/v1/chat/completions": {"messages": TURN},
-}
-
-
-@pytest.fixture
-def client(live: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", max_retries=0) as made:
-        yield made
 
 
 def text_of(body: Any) -> str:
@@ -47,62 +34,21 @@ def text_of(body: Any) -> str:
 # Texts
 
 
-def test_greedy_texts_are_those_of_the_engine(live: Live) -> None:
-    wanted = live.engine.generate("hello world", **GREEDY)
-    assert text_of(live.ok("/v1/completions", prompt="hello world", **GREEDY)) == wanted.text
-    wanted = live.engine.chat(TURN, **GREEDY)
-    assert text_of(live.ok("/v1/chat/completions", messages=TURN, **GREEDY)) == wanted.text
-
-
-@pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_stream_says_what_the_whole_answer_says(
-    live: Live, path: str, sampling: dict[str, Any]
-) -> None:
-    asked = {**ASKED[path], **sampling}
+def test_a_stream_says_what_the_whole_answer_says(live: Live, sampling: dict[str, Any]) -> None:
+    asked = {"prompt": "hello world", **sampling}
     live.engine.forget()
-    whole = live.ok(path, **asked)
+    whole = live.ok("/v1/completions", **asked)
     live.engine.forget()
-    events = events_of(
-        live.post(path, **asked, stream=True, stream_options={"include_usage": True})
-    )
+    usage = {"include_usage": True}
+    events = events_of(live.post("/v1/completions", **asked, stream=True, stream_options=usage))
     assert said(events) == text_of(whole)
-    *chunks, last = events
-    assert all(chunk["usage"] is None for chunk in chunks)
-    assert last["choices"] == []
-    assert {event["id"] for event in events} == {events[0]["id"]}
-    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    if sampling is GREEDY:
+        assert text_of(whole) == live.engine.generate("hello world", **GREEDY).text
+    reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
     assert reasons[-1] == whole["choices"][0]["finish_reason"] == "length"
     assert set(reasons[:-1]) == {None}
-    if "chat" in path:
-        first, *further = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-        assert first == {"role": "assistant", "content": None}
-        assert all("role" not in delta for delta in further)
-        assert further[-1] == {}
-    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 24
-
-
-def test_the_openai_package_reads_both_forms(client: openai.OpenAI, live: Live) -> None:
-    wanted = live.engine.chat(TURN, **GREEDY).text
-    messages: Any = TURN
-    whole = client.chat.completions.create(model="x", messages=messages, **GREEDY)
-    assert whole.choices[0].message.content == wanted
-    assert whole.usage is not None
-    details = whole.usage.completion_tokens_details
-    assert details is not None
-    assert details.accepted_prediction_tokens is not None
-    stream = client.chat.completions.create(model="x", messages=messages, stream=True, **GREEDY)
-    chunks = [chunk.choices[0] for chunk in stream]
-    assert "".join(chunk.delta.content or "" for chunk in chunks) == wanted
-    assert [chunk.delta.role for chunk in chunks][:2] == ["assistant", None]
-    legacy = client.completions.create(model="x", prompt="hello world", **GREEDY)
-    assert legacy.choices[0].text == live.engine.generate("hello world", **GREEDY).text
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("any").id == "tiny"
-    with pytest.raises(openai.NotFoundError, match="no embeddings"):
-        client.embeddings.create(model="x", input="hello")
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        client.completions.create(model="x", prompt="hello", temperature=-1)
+    assert events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 24
 
 
 def test_curl_gets_an_answer(live: Live) -> None:
@@ -165,21 +111,6 @@ def test_seeds_repeat_texts_and_choices_differ(live: Live) -> None:
     live.ok("/v1/completions", prompt="hello", **{**SAMPLED, "seed": -(2**62)})
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings_end_a_text_and_are_no_part_of_it(live: Live, stream: bool) -> None:
-    text = live.engine.generate("hello world", **GREEDY).text
-    stop = text[6:8]
-    asked = {"prompt": "hello world", **GREEDY, "stop": ["never seen", stop], "stream": stream}
-    if stream:
-        events = events_of(live.post("/v1/completions", **asked))
-        found, reason = said(events), events[-1]["choices"][0]["finish_reason"]
-    else:
-        body = live.ok("/v1/completions", **asked)
-        found, reason = text_of(body), body["choices"][0]["finish_reason"]
-    assert found == text[: text.index(stop)]
-    assert reason == "stop"
-
-
 def test_logit_bias_and_penalties_reach_the_sampler(live: Live) -> None:
     first = live.engine.generate("hello world", **GREEDY).tokens[0]
     banned = live.ok("/v1/completions", prompt="hello world", **GREEDY, logit_bias={first: -100})
@@ -190,48 +121,6 @@ def test_logit_bias_and_penalties_reach_the_sampler(live: Live) -> None:
     asked["max_tokens"] = 150
     wanted = live.engine.generate("hello world", **asked, repeat_last_n=-1)
     assert text_of(live.ok("/v1/completions", prompt="hello world", **asked)) == wanted.text
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-
-
-def test_a_schema_holds_the_answer(live: Live) -> None:
-    person = {"name": "person", "schema": SCHEMA, "strict": True}
-    wanted = {"type": "json_schema", "json_schema": person}
-    body = live.ok(
-        "/v1/chat/completions", messages=TURN, response_format=wanted, seed=1, max_tokens=200
-    )
-    assert body["choices"][0]["finish_reason"] == "stop"
-    found = json.loads(text_of(body))
-    assert set(found) == {"name", "age"}
-    assert len(found["name"]) <= 5
-    assert isinstance(found["age"], int)
-    body = live.ok(
-        "/v1/chat/completions",
-        messages=TURN,
-        response_format={"type": "json_object"},
-        max_tokens=4,
-    )
-    assert text_of(body).startswith("{")
-
-
-def test_a_schema_that_cannot_be_used_is_refused_by_its_path(live: Live) -> None:
-    def message(schema: object) -> str:
-        wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
-        response = live.post("/v1/completions", prompt="hello world", response_format=wanted)
-        assert response.status_code == 400
-        return str(response.json()["error"]["message"])
-
-    items = {"type": "array", "uniqueItems": True}
-    assert "at #/properties/names:" in message({"properties": {"names": items}})
-    start = time.process_time()
-    assert "Make it smaller" in message({"enum": ["a" * 200_000]})
-    assert time.process_time() - start < 1.5, "it is refused before it is compiled"
 
 
 def test_a_slow_schema_leaves_other_requests_alone(
@@ -266,17 +155,6 @@ def test_text_parts_and_developers_are_messages_too(live: Live) -> None:
     assert len(texts) == 1
 
 
-def test_a_chat_is_not_read_anew_at_each_turn(live: Live) -> None:
-    live.engine.forget()
-    first = live.ok("/v1/chat/completions", messages=TURN, **GREEDY)
-    answer = {"role": "assistant", "content": "all right"}
-    turns = [*TURN, answer, {"role": "user", "content": "and then"}]
-    second = live.ok("/v1/chat/completions", messages=turns, **GREEDY)
-    n_known = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    assert n_known >= first["usage"]["prompt_tokens"] - 1
-
-
 def test_a_body_is_parsed_once(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps({"prompt": "hello world", "max_tokens": 1, "user": "parsed once"})
     parsed: list[object] = []
@@ -296,9 +174,8 @@ def test_a_body_is_parsed_once(live: Live, monkeypatch: pytest.MonkeyPatch) -> N
 # Log-probabilities
 
 
-@pytest.mark.parametrize("speculative", [False, True])
-def test_logprobs_are_those_of_the_target(live: Live, speculative: bool) -> None:
-    asked = {"prompt": "hello world", **GREEDY, "logprobs": 3, "speculative": speculative}
+def test_logprobs_are_those_of_the_target(live: Live) -> None:
+    asked = {"prompt": "hello world", **GREEDY, "logprobs": 3}
     body = live.ok("/v1/completions", **asked)
     told = body["choices"][0]["logprobs"]
     prompt = live.engine.tokenize("hello world")
@@ -328,8 +205,6 @@ def test_logprobs_of_a_chat_name_bytes(live: Live) -> None:
     text = b"".join(bytes(entry["bytes"]) for entry in content).decode("utf-8", "replace")
     assert text == text_of(body)
     assert all(len(entry["top_logprobs"]) == 2 for entry in content)
-    bad = live.post("/v1/chat/completions", messages=TURN, top_logprobs=2)
-    assert (bad.status_code, bad.json()["error"]["message"].split()[0]) == (400, "top_logprobs")
 
 
 # The rest
@@ -340,16 +215,14 @@ def test_predict_gives_the_prompt_back_with_its_continuation(live: Live) -> None
     assert live.ok("/predict", prompt="hello world", temperature=0) == "hello world" + wanted
 
 
-@pytest.mark.parametrize("text", ["hello world", "", "héllo 🙂"])
-def test_tokens_there_and_back(live: Live, text: str) -> None:
+def test_tokens_there_and_back(live: Live) -> None:
+    text = "héllo 🙂"
     tokens = live.ok("/tokenize", content=text)["tokens"]
     assert live.ok("/detokenize", tokens=tokens) == {"content": text, "prompt": text}
     pieces = live.ok("/tokenize", prompt=text, add_special_tokens=False, with_pieces=True)["tokens"]
     assert [each["id"] for each in pieces] == tokens
     said = [each["piece"] for each in pieces]  # bytes where a token is no text by itself
     assert b"".join(bytes(p) if isinstance(p, list) else p.encode() for p in said).decode() == text
-    bad = live.post("/detokenize", tokens=[10**6])
-    assert bad.status_code == 400
 
 
 def test_prompts_may_be_tokens(live: Live) -> None:
@@ -360,12 +233,13 @@ def test_prompts_may_be_tokens(live: Live) -> None:
     assert [choice["text"] for choice in body["choices"]] == [wanted, wanted]
 
 
-@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
-def test_paths_work_without_v1_too(live: Live, path: str) -> None:
-    asked = {**ASKED[f"/v1{path}"], **GREEDY}
-    assert text_of(live.ok(path, **asked)) == text_of(live.ok(f"/v1{path}", **asked))
+def test_paths_work_without_v1_and_with_a_slash_at_their_end(live: Live) -> None:
+    asked = {"prompt": "hello world", **GREEDY}
+    assert text_of(live.ok("/completions/", **asked)) == text_of(
+        live.ok("/v1/completions", **asked)
+    )
     for read in ("/models", "/models/tiny", "/props", "/health"):
-        assert live.client.get(read).json() == live.client.get(f"/v1{read}").json()
+        assert live.client.get(read).json() == live.client.get(f"/v1{read}/").json()
     assert live.ok("/v1/tokenize", content="hello") == live.ok("/tokenize", content="hello")
 
 
@@ -375,12 +249,6 @@ def test_head_is_answered_as_get_without_a_body(live: Live) -> None:
         assert (response.status_code, response.content) == (200, b"")
         assert response.headers["content-length"] == live.client.get(path).headers["content-length"]
     assert live.client.head("/v1/completions").status_code == 405
-
-
-def test_a_slash_at_the_end_of_a_path_makes_no_difference(live: Live) -> None:
-    for path in ("/health", "/v1/models", "/props", ""):
-        assert live.client.get(f"{path}/").text == live.client.get(path).text
-    assert live.post("/v1/completions/", prompt="hi", max_tokens=1).status_code == 200
 
 
 def test_props_describe_the_server_without_paths(chat_pair: Engine) -> None:
@@ -436,7 +304,10 @@ def test_health_and_metrics_tell_what_was_done(live: Live, chat_pair: Engine) ->
 
 def test_tokens_beside_the_longest_branch_of_a_tree_are_counted(chat_pair: Engine) -> None:
     """So that accepted / drafted tokens, over all positions, is the acceptance rate."""
-    with serving(chat_pair, defaults={"tree": "on", "n_draft": 4}) as live:
+    with (
+        serving(chat_pair, defaults={"tree": "on", "n_draft": 4}) as live,
+        serving(chat_pair) as other,
+    ):
         body = live.ok("/v1/completions", prompt="hello world", **GREEDY, report_drafted=True)
         (stats,) = body["ggufspec"]
         for name in ("drafted", "accepted"):
@@ -445,12 +316,4 @@ def test_tokens_beside_the_longest_branch_of_a_tree_are_counted(chat_pair: Engin
         details = body["usage"]["completion_tokens_details"]
         n_rejected = stats["n_drafted"] - stats["n_accepted"]
         assert details["rejected_prediction_tokens"] == n_rejected
-
-
-def test_two_servers_in_a_process_count_apart(live: Live, chat_pair: Engine) -> None:
-    with serving(chat_pair) as other:
-        other.ok("/v1/completions", prompt="hello world", **GREEDY)
-        assert other.metric("generated_tokens_total") == 24
-        before = live.metric("generated_tokens_total")
-        other.ok("/v1/completions", prompt="hello world", **GREEDY)
-        assert live.metric("generated_tokens_total") == before
+        assert other.metric("generated_tokens_total") == 0, "each server counts its own texts"
