@@ -40,7 +40,6 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 }
 CHATS: dict[str, dict[str, Any]] = {
     "messages": {"messages": [{"role": "user", "content": "a"}] * 28_000},
-    "wrong messages": {"messages": [{"role": "user", "content": 5}] * 28_000},
     "allowed messages": {"messages": [{"role": "user", "content": ""}] * 5000},
     "parts": {"messages": [{"role": "user", "content": [PART] * 28_000}]},
     "calls": {"messages": [{"role": "assistant", "tool_calls": [CALL] * 1000}]},

@@ -129,6 +129,7 @@ def test_a_stream_that_fails_ends_with_an_error(endless: Engine, dialect: Dialec
             assert item["content"][0]["text"] == text != ""
         whole = dialect.post(live)
         assert whole.status_code == 504
+        assert whole.headers["x-should-retry"] == "false"
         assert "--timeout" in whole.text
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from patience import PATIENCE, at_most
-from serving import Live, comes_true, events_of, said, serving
+from serving import Live, comes_true, serving
 
 import ggufspec
 from ggufspec.engine import logprobs
@@ -46,48 +45,6 @@ def begin(live: Live, stack: ExitStack, **more: Any) -> httpx.Response:
     return response
 
 
-# Turns
-
-
-def test_requests_are_served_in_the_order_they_came(live: Live) -> None:
-    prompts = ["hello", "world", "the model", "the end", "say", "stop"]
-    wanted = {p: live.engine.generate(p, temperature=0, max_tokens=30).text for p in prompts}
-
-    def ask(prompt: str) -> tuple[str, str]:
-        asked: dict[str, Any] = {"prompt": prompt, "temperature": 0, "max_tokens": 30}
-        if prompt < "s":
-            events = events_of(live.post("/v1/completions", **asked, stream=True))
-            return prompt, said(events)
-        return prompt, live.ok("/v1/completions", **asked)["choices"][0]["text"]
-
-    with ThreadPoolExecutor(12) as threads:
-        answers = list(threads.map(ask, prompts * 4))
-    assert len(answers) == 24
-    assert all(text == wanted[prompt] for prompt, text in answers), "none is lost or mixed up"
-
-
-def test_a_full_queue_sends_retry_after(busy: Live) -> None:
-    with ExitStack() as stack:
-        begin(busy, stack)
-        for n_waiting in (1, 2):
-            stack.enter_context(busy.client.stream("POST", "/v1/completions", json=ENDLESS))
-            assert comes_true(lambda n=n_waiting: busy.service.worker.n_waiting == n)
-        assert busy.metric("queue_waiting") == 2
-        for stream in (True, False):
-            refused = busy.post("/v1/completions", **{**ENDLESS, "stream": stream})
-            assert refused.status_code == 429
-            assert 1 <= int(refused.headers["retry-after"]) <= 60
-            assert refused.json()["error"]["code"] == "queue_full"
-        with (
-            openai.OpenAI(base_url=f"{busy.url}/v1", api_key="x", max_retries=0) as client,
-            pytest.raises(openai.RateLimitError),
-        ):
-            client.completions.create(model="x", prompt="hi")
-        assert busy.client.get("/health").status_code == 200, "and the rest is answered at once"
-    assert busy.is_free()
-    assert busy.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
-
-
 # Clients that go away
 
 
@@ -101,6 +58,7 @@ def test_a_client_that_goes_away_frees_the_worker_within_a_round(busy: Live, str
             busy.client.post("/v1/completions", json={**ENDLESS, "stream": False}, timeout=0.3)
     assert busy.is_free()
     assert busy.metric('generations_total{outcome="cancelled"}') == 1
+    assert busy.metric("generated_tokens_total") > 0, "its tokens are counted"
     assert busy.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
 
 
@@ -150,22 +108,6 @@ def test_waiting_requests_get_keep_alives(busy: Live) -> None:
         lines = waits.iter_lines()
         signs = [line for line, _ in zip(lines, range(6), strict=False) if line]
         assert signs == [": waiting"] * len(signs)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_request_that_takes_too_long_gets_an_error(endless: Engine, stream: bool) -> None:
-    with serving(endless, timeout=0.3) as live:
-        response = live.post("/v1/completions", **{**ENDLESS, "stream": stream})
-        if stream:
-            assert response.status_code == 200
-            last = [part for part in response.text.split("\n\n") if part][-1]
-            assert last.startswith('data: {"error":')
-            assert '"code":"timeout"' in last
-        else:
-            assert response.status_code == 504
-            assert response.json()["error"]["type"] == "timeout_error"
-            assert response.headers["x-should-retry"] == "false"
-        assert live.is_free()
 
 
 def test_the_operators_limit_of_tokens_holds(endless: Engine) -> None:
@@ -252,18 +194,6 @@ def test_while_texts_are_finished_new_requests_hear_that_it_stops(endless: Engin
         assert refused.json()["error"]["code"] == "stopping"
 
 
-def test_openais_client_reports_a_stream_that_is_cut_short(endless: Engine) -> None:
-    with (
-        serving(endless, grace=0.1) as live,
-        openai.OpenAI(base_url=f"{live.url}/v1", api_key="x", max_retries=0) as client,
-    ):
-        stream = client.completions.create(model="x", prompt="hi", stream=True)
-        next(stream)
-        live.server.should_exit = True
-        with pytest.raises(openai.APIError, match="the server is stopping"):
-            list(stream)
-
-
 def test_what_ends_in_time_ends_well(endless: Engine) -> None:
     with serving(endless, grace=10) as live, ThreadPoolExecutor(1) as threads:
         asked = {**BRIEF, "max_tokens": 2600}
@@ -296,30 +226,6 @@ def start(*args: str | Path, preamble: str = "") -> tuple[subprocess.Popen[str],
         return process, process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
-)
-def test_a_signal_ends_the_command_gently(
-    endless_file: Path, sent: signal.Signals, code: int
-) -> None:
-    process, url = start("-m", endless_file, "-c", "100000", "--grace", "0.2")
-    assert url.startswith("http://127.0.0.1:")
-    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client:
-        assert client.get("/v1/models").json()["data"][0]["id"] == "endless"
-        with client.stream("POST", "/v1/completions", json=ENDLESS) as response:
-            text = response.iter_text()
-            next(text)
-            process.send_signal(sent)
-            last = json.loads("".join(text).rstrip().rpartition("data: ")[2])
-    assert last["error"]["code"] == "stopping"
-    assert [choice["finish_reason"] for choice in last["choices"]] == ["error"]
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
-    assert "nanobind" not in err  # threads may still hold objects of the extension
-    assert str(endless_file.parent) not in err
-
-
 CONNECT_WHEN_PRINTED = """
 import socket, sys
 class Checked:
@@ -337,13 +243,30 @@ sys.stdout = Checked(sys.stdout)
 """
 
 
-def test_the_url_is_printed_once_the_server_listens(endless_file: Path) -> None:
-    process, url = start("-m", endless_file, "-c", "1000", preamble=CONNECT_WHEN_PRINTED)
-    process.terminate()
-    _, err = process.communicate(timeout=PATIENCE)
-    assert url.startswith("http://127.0.0.1:")
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_a_signal_ends_the_command_gently(
+    endless_file: Path, sent: signal.Signals, code: int
+) -> None:
+    args = ("-m", endless_file, "-c", "100000", "--grace", "0.2")
+    process, url = start(*args, preamble=CONNECT_WHEN_PRINTED)
+    assert url.startswith("http://127.0.0.1:"), "it is printed once the server listens"
     assert not url.endswith(":0")
-    assert process.returncode == 0, err
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client:
+        assert client.get("/v1/models").json()["data"][0]["id"] == "endless"
+        with client.stream("POST", "/v1/completions", json=ENDLESS) as response:
+            text = response.iter_text()
+            next(text)
+            process.send_signal(sent)
+            last = json.loads("".join(text).rstrip().rpartition("data: ")[2])
+    assert last["error"]["code"] == "stopping"
+    assert [choice["finish_reason"] for choice in last["choices"]] == ["error"]
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert "nanobind" not in err  # threads may still hold objects of the extension
+    assert str(endless_file.parent) not in err
 
 
 def test_a_second_ctrl_c_does_not_wait(endless_file: Path) -> None:
