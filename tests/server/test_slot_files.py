@@ -19,6 +19,7 @@ from serving import Live, serving
 
 import ggufspec
 from ggufspec.engine import session_file
+from ggufspec.engine.engine import Engine
 from ggufspec.server.errors import ApiError
 from ggufspec.server.service import ServerOptions, make_service
 from ggufspec.server.worker import EngineWorker
@@ -27,9 +28,16 @@ PROMPT = prompt_of(1)
 OTHER = prompt_of(2)
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tiny.write_llama(tmp_path / "target.gguf")
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llama(tmp_path_factory.mktemp("models") / "target.gguf")
+
+
+@pytest.fixture(scope="module")
+def engine(target: Path) -> Iterator[Engine]:
+    """With two slots."""
+    with ggufspec.load(target, n_slots=2, n_threads=1, n_ctx=256, tuned=False) as made:
+        yield made
 
 
 @pytest.fixture
@@ -39,21 +47,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def live(target: Path, folder: Path) -> Iterator[Live]:
-    with running(target, folder) as made:
+def live(engine: Engine, folder: Path) -> Iterator[Live]:
+    with running(engine, folder) as made:
         yield made
 
 
 @contextmanager
-def running(target: Path, folder: Path | None, **settings: Any) -> Iterator[Live]:
-    """A server with two slots."""
-    how: dict[str, Any] = {"n_slots": 2, "n_threads": 1, "n_ctx": 256, "tuned": False}
-    settings = {"defaults": {"temperature": 0, "ignore_eos": True}, **settings}
-    with (
-        ggufspec.load(target, **how) as engine,
-        serving(engine, slot_folder=folder, **settings) as found,
-    ):
+def running(engine: Engine, folder: Path | None, **settings: Any) -> Iterator[Live]:
+    """A server of an engine that holds no text."""
+    engine.forget()
+    with serving(
+        engine, slot_folder=folder, defaults={"temperature": 0, "ignore_eos": True}, **settings
+    ) as found:
         yield found
+
+
+def used(live: Live) -> int:
+    """The one slot that holds a text."""
+    (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+    return slot
 
 
 def write(live: Live, prompt: list[int], n: int = 8) -> Any:
@@ -66,10 +78,10 @@ def n_read(live: Live, prompt: list[int]) -> int:
     return int(found["usage"]["prompt_tokens"] - cached)
 
 
-def test_a_slot_is_saved_and_restored_by_another_server(target: Path, folder: Path) -> None:
-    with running(target, folder) as live:
+def test_a_slot_is_saved_and_restored_by_another_server(engine: Engine, folder: Path) -> None:
+    with running(engine, folder) as live:
         text = write(live, PROMPT)["choices"][0]["text"]
-        (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+        slot = used(live)
         saved = live.ok(f"/slots/{slot}?action=save", filename="one.bin")
         assert saved["timings"].pop("save_ms") > 0
         n_bytes = (folder / "one.bin").stat().st_size
@@ -77,7 +89,7 @@ def test_a_slot_is_saved_and_restored_by_another_server(target: Path, folder: Pa
             **{"id_slot": slot, "filename": "one.bin", "n_saved": 87, "n_written": n_bytes},
             "timings": {},
         }
-    with running(target, folder) as live:
+    with running(engine, folder) as live:
         write(live, OTHER)
         restored = live.ok("/slots/1?action=restore", filename="one.bin")
         assert restored["timings"].pop("restore_ms") > 0
@@ -93,7 +105,7 @@ def test_a_slot_is_saved_and_restored_by_another_server(target: Path, folder: Pa
 
 def test_a_slot_is_erased(live: Live) -> None:
     write(live, PROMPT)
-    (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+    slot = used(live)
     assert live.ok(f"/slots/{slot}?action=erase") == {"id_slot": slot, "n_erased": 87}
     assert live.ok(f"/v1/slots/{slot}?action=erase") == {"id_slot": slot, "n_erased": 0}
     assert n_read(live, PROMPT) == 80
@@ -101,11 +113,11 @@ def test_a_slot_is_erased(live: Live) -> None:
 
 def test_the_text_that_was_in_the_slot_is_kept_in_memory(live: Live) -> None:
     write(live, PROMPT)
-    (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+    slot = used(live)
     live.ok(f"/slots/{slot}?action=save", filename="a")
     live.ok(f"/slots/{slot}?action=erase")
     write(live, OTHER)
-    (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+    slot = used(live)
     live.ok(f"/slots/{slot}?action=restore", filename="a")
     assert live.engine.pair.slots.cache.n_texts == 1
 
@@ -116,9 +128,9 @@ NAMES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("action", ["save", "restore"])
-def test_names_that_leave_the_folder_are_refused(live: Live, folder: Path, action: str) -> None:
+def test_names_that_leave_the_folder_are_refused(live: Live, folder: Path) -> None:
     write(live, PROMPT)
+    action = "save"
     for name in NAMES:
         response = live.post(f"/slots/0?action={action}", filename=name)
         assert response.status_code == 400, name
@@ -129,7 +141,7 @@ def test_names_that_leave_the_folder_are_refused(live: Live, folder: Path, actio
 
 def test_other_mistakes_are_named(live: Live, folder: Path) -> None:
     write(live, PROMPT)
-    (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+    slot = used(live)
     (folder / "damaged").write_bytes(b"GGUFSPEC" + bytes(1000))
     (folder / "inner").mkdir()
     cases: list[tuple[str, dict[str, Any], int, str]] = [
@@ -154,8 +166,8 @@ def test_other_mistakes_are_named(live: Live, folder: Path) -> None:
     assert n_read(live, PROMPT) == 1
 
 
-def test_without_a_folder_there_is_nothing(target: Path) -> None:
-    with running(target, None) as live:
+def test_without_a_folder_there_is_nothing(engine: Engine) -> None:
+    with running(engine, None) as live:
         for action in ("save", "restore", "erase"):
             response = live.post(f"/slots/0?action={action}", filename="a")
             assert response.status_code == 501
@@ -164,7 +176,7 @@ def test_without_a_folder_there_is_nothing(target: Path) -> None:
 
 def test_a_file_that_cannot_be_replaced_stays(live: Live, folder: Path) -> None:
     write(live, PROMPT)
-    (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+    slot = used(live)
     saved = live.ok(f"/slots/{slot}?action=save", filename="a")
     before = contents(folder)
     for limit in (0, 100, saved["n_written"] - 1):
@@ -177,8 +189,8 @@ def test_a_file_that_cannot_be_replaced_stays(live: Live, folder: Path) -> None:
     assert restored["n_restored"] == saved["n_saved"]
 
 
-def test_a_slot_in_use_is_saved_once_its_text_is_over(target: Path, folder: Path) -> None:
-    with running(target, folder) as live, ThreadPoolExecutor(3) as pool:
+def test_a_slot_in_use_is_saved_once_its_text_is_over(engine: Engine, folder: Path) -> None:
+    with running(engine, folder) as live, ThreadPoolExecutor(3) as pool:
         slots = live.engine.pair.slots
         texts = [pool.submit(write, live, prompt_of(i, 20), 230) for i in (1, 2)]
         while not all(slot.n_users for slot in slots):
@@ -190,28 +202,21 @@ def test_a_slot_in_use_is_saved_once_its_text_is_over(target: Path, folder: Path
 
 
 def test_a_slot_in_use_for_too_long_is_not_waited_for(
-    target: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EngineWorker, "call", lambda *_: Future())  # never done
-    with running(target, folder, timeout=0.1) as live:
+    with running(engine, folder, timeout=0.1) as live:
         response = live.post("/slots/0?action=erase")
     assert response.status_code == 504
     assert "--timeout" in response.json()["error"]["message"]
 
 
-def test_work_that_waits_fails_once_the_server_stops(target: Path) -> None:
-    with ggufspec.load(target, n_threads=1, tuned=False) as engine:
-        worker = make_service(engine, ServerOptions("tiny")).worker  # it has not started
-        waiting = worker.call(engine.pair.slots[0], lambda: 1)
-        worker.finish()
-        with pytest.raises(ApiError, match="stopping"):
-            waiting.result(0)
-
-
-def test_a_server_that_stops_answers(live: Live) -> None:
-    live.service.worker.finish()
-    response = live.post("/slots/0?action=erase")
-    assert response.status_code == 503
+def test_work_that_waits_fails_once_the_server_stops(engine: Engine) -> None:
+    worker = make_service(engine, ServerOptions("tiny")).worker  # it has not started
+    waiting = worker.call(engine.pair.slots[0], lambda: 1)
+    worker.finish()
+    with pytest.raises(ApiError, match="stopping"):
+        waiting.result(0)
 
 
 def test_files_are_read_outside_of_the_worker(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +230,7 @@ def test_files_are_read_outside_of_the_worker(live: Live, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(session_file, "read", noted)
     write(live, PROMPT)
-    (slot,) = [i for i in (0, 1) if live.engine.pair.slots[i].target.n_held]
+    slot = used(live)
     live.ok(f"/slots/{slot}?action=save", filename="a")
     live.ok("/slots/0?action=restore", filename="a")
     assert names

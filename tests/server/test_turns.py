@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tiny
+from server.dialects import DIALECTS, TOOL
 from serving import Live, serving
 
 import ggufspec
@@ -26,9 +27,6 @@ TEMPLATE = (
     "{% endif %}<call>{{ c.function | tojson }}{{ c.id }}</call>{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "string"}}}
-FUNCTION: dict[str, Any] = {"name": "f", "description": "d", "parameters": PARAMETERS}
-TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +35,6 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     tiny.write_llama(path, vocab=tiny.BPE, chat_template=TEMPLATE, n_ctx_train=1024)
     with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
         yield live
-
-
-def lengths(live: Live, messages: list[dict[str, Any]], **more: Any) -> list[int]:
-    """The tokens of the prompt, by API."""
-    chat = live.ok("/v1/chat/completions", messages=messages, max_tokens=1, **more)
-    own = {"options": {"num_predict": 1}, "stream": False}
-    ollama = live.ok("/api/chat", messages=messages, **own, **more)
-    return [chat["usage"]["prompt_tokens"], ollama["prompt_eval_count"]]
 
 
 @pytest.mark.parametrize(
@@ -59,16 +49,15 @@ def lengths(live: Live, messages: list[dict[str, Any]], **more: Any) -> list[int
 def test_roles_in_any_order_are_answered_alike(strict: Live, roles: tuple[str, ...]) -> None:
     messages = [{"role": role, "content": f"{role} {i}"} for i, role in enumerate(roles)]
     wanted = len(strict.engine.render(messages))
-    assert lengths(strict, messages) == [wanted, wanted]
-    usage = strict.ok("/v1/responses", input=messages, max_output_tokens=1)["usage"]
-    assert usage["input_tokens"] == wanted
-    known = [{**m, "role": m["role"].replace("developer", "system")} for m in messages]
-    usage = strict.ok("/v1/messages", messages=known, max_tokens=1)["usage"]
-    n_less = roles[0] == roles[1]  # what becomes one message is in lines, not paragraphs
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == wanted - n_less
-    told = strict.ok("/v1/responses", input=messages, instructions="x", max_output_tokens=1)
+    for name, dialect in DIALECTS.items():
+        turns, n_less = messages, 0
+        if name == "messages":  # what becomes one message is in lines, not paragraphs
+            turns = [{**m, "role": m["role"].replace("developer", "system")} for m in messages]
+            n_less = roles[0] == roles[1]
+        assert dialect.ask(strict, turns, limit=1).n_prompt == wanted - n_less
+    told = DIALECTS["responses"].ask(strict, messages, instructions="x", limit=1)
     as_system = strict.engine.render([{"role": "system", "content": "x"}, *messages])
-    assert told["usage"]["input_tokens"] == len(as_system)
+    assert told.n_prompt == len(as_system)
 
 
 def test_calls_without_ids_are_answered(strict: Live) -> None:
@@ -83,13 +72,15 @@ def test_calls_without_ids_are_answered(strict: Live) -> None:
 
     wanted = len(strict.engine.render(messages(), tools=[TOOL]))
     for id in ({}, {"id": None}, {"id": ""}):
-        assert lengths(strict, messages(**id), tools=[TOOL]) == [wanted, wanted]
+        for name in ("chat", "ollama"):
+            said = DIALECTS[name].ask(strict, messages(**id), tools=[TOOL], limit=1)
+            assert said.n_prompt == wanted
     old = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
         {"role": "function", "name": "f", "content": "1"},
     ]
-    strict.ok("/v1/chat/completions", messages=old, tools=[TOOL], max_tokens=1)
+    DIALECTS["chat"].ask(strict, old, tools=[TOOL], limit=1)
 
 
 def test_a_result_with_a_text_behind_it_is_answered(strict: Live) -> None:
@@ -100,5 +91,4 @@ def test_a_result_with_a_text_behind_it_is_answered(strict: Live) -> None:
         {"role": "assistant", "content": [call]},
         {"role": "user", "content": [result, {"type": "text", "text": "and now?"}]},
     ]
-    tools = [{"name": "f", "input_schema": PARAMETERS}]
-    strict.ok("/v1/messages", messages=turns, tools=tools, max_tokens=1)
+    DIALECTS["messages"].ask(strict, turns, tools=[TOOL], limit=1)
