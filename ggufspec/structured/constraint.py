@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ggufspec.decoding.types import n_same
 from ggufspec.errors import ConstraintError, OptionError
 from ggufspec.structured.keys import JsonStart, KeyTokens, Place, clear
-from ggufspec.structured.limits import Pieces, limited_matcher, summary
+from ggufspec.structured.limits import TokenTexts, limited_matcher, summary
 
 # Next tokens that are tried, to see whether the last forced token merges with them.
 _N_CONTINUATIONS = 8
@@ -54,7 +54,7 @@ class TokenTable:
         self.n_words = (len(pieces) + 31) // 32
         ends = sorted(stop_tokens)
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(Pieces(pieces, special, ends[0])), None, ends
+            TokenizerWrapper(TokenTexts(pieces, special, ends[0])), None, ends
         )
 
     @cached_property

@@ -21,7 +21,7 @@ END = 256  # of byte_tokenizer
 JSON_START = "start: %json "  # of a grammar that matches nothing but JSON
 
 
-class Pieces:
+class TokenTexts:
     """A vocabulary as llguidance reads it. It need not tokenize: masks do not force text."""
 
     bos_token_id = None
@@ -39,7 +39,7 @@ class Pieces:
 def byte_tokenizer() -> LLTokenizer:
     """A tokenizer with one token per byte, and END, which ends a text."""
     tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
-    return LLTokenizer(TokenizerWrapper(Pieces(tokens, [END], END)))
+    return LLTokenizer(TokenizerWrapper(TokenTexts(tokens, [END], END)))
 
 
 def limited_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:

@@ -83,7 +83,7 @@ class ToolResultBlock(Body):
     is_error: bool = Field(False, description='The result begins with "Error: ".')
 
 
-Block = Annotated[
+AnyBlock = Annotated[
     Annotated[
         TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
         Field(discriminator="type"),
@@ -92,15 +92,15 @@ Block = Annotated[
 ]
 
 
-class Message(Body):
+class InputMessage(Body):
     """One message of a conversation; adjacent messages of one role become one."""
 
     kinds = ("blocks",)
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[AnyBlock]
 
     @model_validator(mode="after")
-    def _has_blocks_of_its_role(self) -> Message:
+    def _has_blocks_of_its_role(self) -> InputMessage:
         for block in () if isinstance(self.content, str) else self.content:
             if (role := _ROLES.get(block.type, self.role)) != self.role:
                 message = (
@@ -167,7 +167,7 @@ class MessagesRequest(GenerationBody):
 
     kinds = ("everywhere", "blocks", "custom_tools", "messages_api")
     max_tokens: int = Field(ge=0, le=2**31)
-    messages: list[Message] = Field(min_length=1)
+    messages: list[InputMessage] = Field(min_length=1)
     system: str | TextBlocks | None = None
     tools: list[AnyTool] | None = None
     tool_choice: ToolChoice | None = None

@@ -13,8 +13,8 @@ from ggufspec.server.formats.deltas import (
     Deltas,
     Marks,
     NoCallError,
+    Parsing,
     Reader,
-    Steps,
     Write,
 )
 from ggufspec.server.formats.syntax import (
@@ -71,12 +71,12 @@ class CallParser:
             "gemma": self._named_call,
         }[syntax.kind]
 
-    def call(self, id: str | None) -> Steps[None]:
+    def call(self, id: str | None) -> Parsing[None]:
         """Parse a call; `id`: the id in its opener, if any."""
         yield from self._reader.spaces()
         yield from self._parse(id)
 
-    def pattern(self, text: str) -> Steps[tuple[str, str]]:
+    def pattern(self, text: str) -> Parsing[tuple[str, str]]:
         """Skip a pattern with any white space; returns the id and the index found in it."""
         reader, id, index = self._reader, "", ""
         for word in words(text):
@@ -91,13 +91,13 @@ class CallParser:
                     raise NoCallError
         return id, index
 
-    def _name(self) -> Steps[str]:
+    def _name(self) -> Parsing[str]:
         name = yield from self._reader.matching(_NAME)
         if not 0 < len(name) <= MAX_NAME:
             raise NoCallError
         return name
 
-    def _json_call(self, id: str | None) -> Steps[None]:
+    def _json_call(self, id: str | None) -> Parsing[None]:
         reader, syntax = self._reader, self._syntax
         yield from reader.accept("[")
         if not (yield from reader.next_word("{")):
@@ -167,7 +167,7 @@ class CallParser:
         self._reader.forget()  # the text is no longer kept as possible content
         self._deltas.begin(name, id)
 
-    def _named_call(self, id: str | None) -> Steps[None]:
+    def _named_call(self, id: str | None) -> Parsing[None]:
         name = yield from self._name()
         middle = self._syntax.middle
         if middle.startswith(":" + INDEX):  # Kimi's ids consist of name and number
@@ -185,7 +185,7 @@ class CallParser:
         else:
             yield from self._gemma_value()
 
-    def _tagged_call(self, id: str | None) -> Steps[None]:
+    def _tagged_call(self, id: str | None) -> Parsing[None]:
         reader, parameter = self._reader, self._syntax.parameter
         assert parameter is not None
         name = yield from self._name()
@@ -216,7 +216,7 @@ class CallParser:
             self._begin(name, id)
         self._deltas.end_object()
 
-    def _key(self, parameter: ParameterSyntax) -> Steps[tuple[str | None, bool | None]]:
+    def _key(self, parameter: ParameterSyntax) -> Parsing[tuple[str | None, bool | None]]:
         """The key (None: there is none), and whether it is marked as a string (None: no marks)."""
         reader = self._reader
         string, other = parameter.string_middle, parameter.other_middle
@@ -233,7 +233,7 @@ class CallParser:
             is_string = kind == string[n : len(string) - n_end]
         return key and key.strip(), is_string
 
-    def _value(self, parameter: ParameterSyntax, key: str, types: set[str]) -> Steps[bool]:
+    def _value(self, parameter: ParameterSyntax, key: str, types: set[str]) -> Parsing[bool]:
         """Write a value as JSON; False if the text ends in it."""
         reader = self._reader
         if parameter.string_middle.endswith("\n"):
@@ -254,7 +254,7 @@ class CallParser:
             self._deltas.write(json_of(text, types))
         return found is not None
 
-    def _string(self, marks: Marks) -> Steps[bool]:
+    def _string(self, marks: Marks) -> Parsing[bool]:
         """Write the text before a mark as a JSON string; False if the text ends in it."""
         write = self._deltas.write
         write('"')
@@ -263,7 +263,7 @@ class CallParser:
         write('"')
         return True
 
-    def _python_call(self, id: str | None) -> Steps[None]:
+    def _python_call(self, id: str | None) -> Parsing[None]:
         reader = self._reader
         name = yield from self._name()
         if not (yield from reader.next_word("(")):
@@ -286,7 +286,7 @@ class CallParser:
                 return
         self._deltas.end_object()
 
-    def _literal(self, write: Write) -> Steps[bool]:
+    def _literal(self, write: Write) -> Parsing[bool]:
         """Write the source of a literal, up to the comma or parenthesis after it."""
         reader, depth = self._reader, 0
         while (mark := (yield from reader.until(_LITERAL_MARKS, write))) is not None:
@@ -301,7 +301,7 @@ class CallParser:
                 depth += 1 if mark in "[{(" else -1
         return False
 
-    def _gemma_value(self) -> Steps[None]:
+    def _gemma_value(self) -> Parsing[None]:
         """Write a value with bare keys and marked quotes as JSON."""
         reader, quote, write = self._reader, self._syntax.quote, self._deltas.write
         quotes = Marks([quote])

@@ -19,8 +19,8 @@ from ggufspec.server.formats.deltas import (
     Deltas,
     Marks,
     NoCallError,
+    Parsing,
     Reader,
-    Steps,
 )
 from ggufspec.server.formats.grammar import Reasoning
 from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, derive, parts, words
@@ -33,7 +33,6 @@ _MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 _HARMONY_MARKS = (*_ENDS, _MESSAGE, _CHANNEL, "<|constrain|>")
-Tools = Sequence[Mapping[str, Any]]  # as in OpenAI's API
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class ChatFormat:
     def parser(
         self,
         begun: str,
-        tools: Tools | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         is_parallel: bool = True,
         known_ids: Collection[str | None] = (),
@@ -104,7 +103,7 @@ class ChatFormat:
         if tools is not None:
             functions = [tool["function"] for tool in tools]
             schemas = {each["name"]: each.get("parameters") or {} for each in functions}
-        answer = _AnswerSteps(reader, deltas, self.syntax, schemas, is_parallel)
+        answer = _AnswerParser(reader, deltas, self.syntax, schemas, is_parallel)
         return ChatParser(reader, deltas, answer.run(), begun.strip())
 
 
@@ -119,7 +118,7 @@ def format_of(template: ChatTemplate) -> ChatFormat:
         return ChatFormat(Syntax("", None, (), None))
 
 
-class _AnswerSteps:
+class _AnswerParser:
     def __init__(
         self,
         reader: Reader,
@@ -156,7 +155,7 @@ class _AnswerSteps:
         if call:  # small models omit the marks
             self._first_marks += _BARE
 
-    def run(self) -> Steps[None]:
+    def run(self) -> Parsing[None]:
         reader, deltas, syntax = self._reader, self._deltas, self._syntax
         begin = syntax.reasoning[0] if syntax.reasoning else None
         while True:
@@ -176,7 +175,7 @@ class _AnswerSteps:
                 yield from reader.until(self._reasoning_end, deltas.reasoning)
                 deltas.part()
 
-    def _section(self, mark: str) -> Steps[None]:
+    def _section(self, mark: str) -> Parsing[None]:
         """Parse calls, of which the first begins with `mark`; if there are none, add content."""
         reader, deltas = self._reader, self._deltas
         reader.keep(reader.at - len(mark))
@@ -209,7 +208,7 @@ class _AnswerSteps:
         finally:
             reader.forget()
 
-    def _rest_of_opener(self, mark: str) -> Steps[str | None]:
+    def _rest_of_opener(self, mark: str) -> Parsing[str | None]:
         """Skip the opener after its first mark; returns the id in it, if any."""
         if self._calls is None or mark not in self._starts:
             return None
@@ -218,7 +217,7 @@ class _AnswerSteps:
         id, _ = yield from self._calls.pattern(rest)
         return id or None
 
-    def _next_call(self, calls: CallParser) -> Steps[str | None]:
+    def _next_call(self, calls: CallParser) -> Parsing[str | None]:
         """Skip the end of a call; returns the mark of the next call, None if none follows."""
         reader = self._reader
         separators = (",", ";", "]") if calls.kind in ("json", "python") else ()
@@ -246,7 +245,7 @@ class _AnswerSteps:
                 separators = ()
 
 
-def _harmony_steps(reader: Reader, deltas: Deltas, *, has_tools: bool) -> Steps[None]:
+def _harmony_steps(reader: Reader, deltas: Deltas, *, has_tools: bool) -> Parsing[None]:
     """Parse the channels of gpt-oss: analysis is reasoning, a message to a function is a call."""
     before, inside = Marks([_MESSAGE, *_ENDS]), Marks([*_ENDS, _CHANNEL])
     while True:

@@ -12,7 +12,7 @@ from ggufspec.engine.text import n_begun
 from ggufspec.server.formats.values import json_text
 
 Result = TypeVar("Result")
-Steps = Generator[None, None, Result]
+Parsing = Generator[None, None, Result]
 Write = Callable[[str], None]
 
 MAX_NAME = 256  # characters of a name or key; with a longer one, a text is no call
@@ -144,7 +144,7 @@ class ChatParser:
     Raises nothing: what is no call is content.
     """
 
-    def __init__(self, reader: Reader, deltas: Deltas, steps: Steps[None], begun: str) -> None:
+    def __init__(self, reader: Reader, deltas: Deltas, steps: Parsing[None], begun: str) -> None:
         """`steps`: new, from `reader` to `deltas`; `begun`: what the prompt has of the answer."""
         self._reader, self._deltas, self._steps = reader, deltas, steps
         next(steps)
@@ -230,11 +230,11 @@ class Reader:
         """Number of characters before the current place, dropped ones included."""
         return self.n_dropped + self.at
 
-    def spaces(self) -> Steps[None]:
+    def spaces(self) -> Parsing[None]:
         while (yield from self.matching(SPACES)):
             pass
 
-    def accept(self, *words: str) -> Steps[str | None]:
+    def accept(self, *words: str) -> Parsing[str | None]:
         """Skip and return the longest of these words that comes next; None if none comes next."""
         while True:
             rest = self.text[self.at : self.at + max(map(len, words), default=0)]
@@ -247,18 +247,18 @@ class Reader:
                 return found
             yield
 
-    def next_word(self, *words: str) -> Steps[str | None]:
+    def next_word(self, *words: str) -> Parsing[str | None]:
         """Skip white space, then `accept` one of these words."""
         yield from self.spaces()
         return (yield from self.accept(*words))
 
-    def peek(self) -> Steps[str]:
+    def peek(self) -> Parsing[str]:
         """The next character; empty at the end."""
         while self.at >= len(self.text) and not self.is_over:
             yield
         return self.text[self.at : self.at + 1]
 
-    def matching(self, regex: re.Pattern[str]) -> Steps[str]:
+    def matching(self, regex: re.Pattern[str]) -> Parsing[str]:
         """Skip and return a match of up to MAX_NAME characters; `regex` tests single characters."""
         while True:
             match = regex.match(self.text, self.at)
@@ -268,7 +268,7 @@ class Reader:
                 return found
             yield
 
-    def until(self, marks: Marks, write: Write) -> Steps[str | None]:
+    def until(self, marks: Marks, write: Write) -> Parsing[str | None]:
         """Write the text before the first of the marks; skips and returns it, None at the end."""
         while True:
             match = marks.regex.search(self.text, self.at) if marks.regex else None
@@ -286,7 +286,7 @@ class Reader:
                 return None
             yield
 
-    def bounded(self, mark: str) -> Steps[str | None]:
+    def bounded(self, mark: str) -> Parsing[str | None]:
         """A short text before a mark, which is skipped; None if the mark does not come."""
         while True:
             end = self.text.find(mark, self.at, self.at + MAX_NAME + len(mark))
@@ -297,7 +297,7 @@ class Reader:
                 return None
             yield
 
-    def string(self, write: Write, quote: str = '"') -> Steps[bool]:
+    def string(self, write: Write, quote: str = '"') -> Parsing[bool]:
         """Write the rest of a string, with its quote; False if the text ends in it."""
         while (mark := (yield from self.until(_STRING_MARKS[quote], write))) != quote:
             escaped = yield from self.peek()
@@ -308,7 +308,7 @@ class Reader:
         write(quote)
         return True
 
-    def json_value(self, write: Write) -> Steps[bool]:
+    def json_value(self, write: Write) -> Parsing[bool]:
         """Write one JSON value as it comes; False if the text ends in it."""
         yield from self.spaces()
         if (yield from self.peek()) not in ("{", "[", '"'):
