@@ -95,7 +95,6 @@ def test_a_json_object_may_be_asked_for_as_in_vllm(live: Live) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"max_tokens": -1},
         {"top_k": -1},
         {"top_p": 0, "temperature": 1},
         {"best_of": 1},

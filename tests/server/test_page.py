@@ -72,13 +72,13 @@ def text_of(turn: Any) -> str:
 def test_a_conversation_on_the_page_is_that_of_the_model(live: Live, open_page: OpenPage) -> None:
     page = open_page(live)
     page.fill("#temperature", "0")
-    page.fill("#tokens", "40")
+    page.fill("#tokens", "16")
     messages = []
     for n_turns in (2, 4):
         send(page, "hello world", n_turns)
         assert not page.locator(".alarm").all_text_contents()
         messages.append({"role": "user", "content": "hello world"})
-        wanted = live.engine.chat(messages, temperature=0, max_tokens=40).text
+        wanted = live.engine.chat(messages, temperature=0, max_tokens=16).text
         assert text_of(page.locator(".turn").nth(n_turns - 1)) == wanted
         messages.append({"role": "assistant", "content": wanted})
     assert "drafted tokens accepted" in page.inner_text("#texts")
@@ -117,7 +117,7 @@ def test_drafts_are_coloured_errors_are_shown_and_escape_stops_the_text(
         assert "API key is missing or wrong" in page.inner_text("#texts .alarm")
         assert page.input_value("#prompt") == "hi", "it can be sent again"
         page.fill("#key", "s3cret")
-        page.fill("#tokens", "80")
+        page.fill("#tokens", "40")
         send(page, "hi", 4)
         coloured = "".join(page.locator(".drafted").all_text_contents())
         assert coloured
@@ -142,8 +142,8 @@ def is_seen(page: Any, selector: str) -> bool:
 
 def test_a_text_can_be_stopped_on_each_screen(endless: Engine, open_page: OpenPage) -> None:
     with serving(endless) as live:
-        page = open_page(live, 375, 667)
-        for n, (width, height) in enumerate([(375, 667), (360, 640), (667, 375), (1280, 800)]):
+        page = open_page(live, 360, 640)
+        for n, (width, height) in enumerate([(360, 640), (667, 375), (1280, 800)]):
             page.set_viewport_size({"width": width, "height": height})
             page.fill("#tokens", "")
             page.fill("#prompt", "hi")

@@ -53,14 +53,12 @@ def works(live: Live) -> bool:
     "data",
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"hello\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 50_000,
         HEAD + b"Content-Length: -5\r\n\r\n",
-        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
-    ids=["TLS", "no HTTP", "no Host", "many heads", "negative", "two lengths", "chunk"],
+    ids=["TLS", "no Host", "many heads", "negative", "chunk"],
 )
 def test_what_is_no_request_is_refused(live: Live, data: bytes) -> None:
     heard = spoken(live, data, shut=True)
@@ -93,7 +91,7 @@ def test_a_body_that_never_ends_is_cut_off(strict: Live) -> None:
 def test_a_slow_head_is_cut_off(
     chat_pair: Engine, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.3)
     with serving(chat_pair) as live:
         began = time.monotonic()
         dribble = [bytes([byte]) for byte in b"GET /heal"]
@@ -103,19 +101,12 @@ def test_a_slow_head_is_cut_off(
         assert works(live)
 
 
-def test_a_silent_connection_is_cut_off(chat_pair: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.2)
-    with serving(chat_pair) as live:
-        assert spoken(live).startswith(b"HTTP/1.1 408 ")
-
-
 def test_a_disconnect_within_a_request_is_handled(live: Live) -> None:
     assert spoken(live, HEAD + b"Content-Length: 500\r\n\r\n{", shut=True) in (b"", b"gone")
     assert works(live)
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("version", "stream"), [("1.0", False), ("1.1", True)])
 def test_a_client_that_half_closes_its_socket_gets_its_answer(
     endless: Engine, version: str, stream: bool
 ) -> None:
@@ -162,12 +153,6 @@ def test_a_client_that_does_not_read_is_cut_off(
         assert comes_true(lambda: live.service.worker.n_running == 1)
         assert live.is_free()
         assert works(live)
-
-
-def test_requests_in_a_row_on_one_connection_are_all_answered(live: Live) -> None:
-    one = b"GET /health HTTP/1.1\r\nHost: x\r\n"
-    heard = spoken(live, *[one + b"\r\n"] * 9, one + b"Connection: close\r\n\r\n")
-    assert heard.count(b"HTTP/1.1 200 OK") == 10
 
 
 def test_connections_are_kept_until_clients_have_closed_them(live: Live) -> None:

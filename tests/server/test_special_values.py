@@ -20,6 +20,8 @@ def test_a_prompt_that_fills_the_context_can_be_scored(live: Live) -> None:
         asked = {**FULL, **more, "prompt": [5] * (live.engine.n_ctx + n_tokens)}
         error = live.post("/v1/completions", **asked).json()["error"]
         assert error["code"] == "context_length_exceeded"
+    asked = {"prompt": full["prompt"][10:], "max_tokens": -1, "ignore_eos": True}
+    assert live.ok("/v1/completions", **asked)["usage"]["completion_tokens"] == 10
 
 
 def test_a_limit_of_minus_2_ends_where_the_context_does(chat_pair: Engine) -> None:
