@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import tiny
 
@@ -22,8 +21,8 @@ def write_lora(
     rank: int = _RANK,
     gain: float = 2.0,
     architecture: str = "llama",
-    header: Mapping[str, Any] | None = None,
-    change: Mapping[str, Any] | None = None,
+    header: dict[str, Any] | None = None,
+    change: dict[str, Any] | None = None,
 ) -> Path:
     """An adapter of weights by name and shape: (values in, values out), experts last.
 
@@ -38,22 +37,6 @@ def write_lora(
         a, b = f"{name}.lora_a", f"{name}.lora_b"
         tensors[a] = weights.normal(a, *others[::-1], *narrow, deviation=gain / np.sqrt(n_in))
         tensors[b] = weights.normal(b, *others[::-1], *wide, deviation=1.0 / np.sqrt(rank))
-    writer = gguf.GGUFWriter(path, architecture)
     usual = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 2.0 * rank}
-    for key, value in {**usual, **(header or {})}.items():
-        if isinstance(value, np.float64):
-            writer.add_float64(key, float(value))
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif value is not None:
-            writer.add_array(key, value)
-    for name, tensor in {**tensors, **(change or {})}.items():
-        if tensor is not None:
-            writer.add_tensor(name, np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    tensors = {name: each for name, each in (tensors | (change or {})).items() if each is not None}
+    return tiny.write_gguf(path, architecture, usual | (header or {}), None, tensors)

@@ -12,14 +12,17 @@ from typing import Any, Literal
 import gguf
 import numpy as np
 import numpy.typing as npt
-from tiny import F32, Header, Vocab, write_gguf
-from tiny_heads import N_ROT, SMALL, Head, Table, class_dims_of, facts_of, n_embd_of, output_matrix
+from tiny_file import F32, Header, write_gguf
+from tiny_heads import facts_of
+from tiny_tables import N_ROT, SMALL, Head, Table, class_dims_of, n_embd_of, output_matrix
+from tiny_vocab import Vocab
 
 Kind = Literal["dflash", "dspark", "dflash2"]
 Ids = npt.NDArray[np.intp]
 
 MASK = "<|mask|>"
 PATH_SHARE = 0.25  # of DFlash2: how much of a token's share in a row is that of the path
+TARGET_LAYERS = (1, 2, 3)  # whose inputs are read
 SURE = 3.0  # of DSpark: the logit of its confidence
 
 
@@ -319,10 +322,8 @@ def write_dflash(
     path: Path,
     head: BlockHead,
     *,
-    target_layers: Sequence[int] = (1, 2, 3),
     own_embeddings: bool = False,
     own_output: bool = False,
-    n_ctx_train: int = 256,
     header: Header | None = None,
 ) -> Path:
     """A block draft beside `write_llama_table`, whose inputs of those layers it reads.
@@ -339,7 +340,7 @@ def write_dflash(
     layer = _attention(layout) | _feed_forward(layout)
     layer |= {"attn_norm.weight": ones, "ffn_norm.weight": ones}
     tensors: dict[str, npt.NDArray[Any]] = {
-        "fc.weight": _fusion(layout, len(target_layers)),
+        "fc.weight": _fusion(layout, len(TARGET_LAYERS)),
         "enc.output_norm.weight": ones,
         "output_norm.weight": ones,
         **{f"blk.0.{name}": tensor for name, tensor in layer.items()},
@@ -371,13 +372,13 @@ def write_dflash(
     if head.n_kept is not None:
         tensors["d2t"] = head.head.kept.astype(np.int64)
     facts: Header = {
-        **facts_of(table, 1, n_ctx_train),
+        **facts_of(table, 1),
         "feed_forward_length": len(layer["ffn_gate.weight"]),
         "attention.head_count": len(layer["attn_sinks.weight"]),
         "attention.head_count_kv": 1,
         "attention.key_length": layout.head_dim,
         "attention.value_length": layout.head_dim,
-        "target_layers": list(target_layers),
+        "target_layers": list(TARGET_LAYERS),
         "block_size": head.block_size,
         **facts_of_kind,
         **(header or {}),
