@@ -10,28 +10,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
-from typing import NamedTuple
 
-from tests.benchmarks.contender_options import (
-    AUTO,
-    AUTO_CHAINS,
-    FIXED,
-    GRID,
-    LLAMA,
-    NGRAM,
-    PLAIN,
-    is_llama,
-)
+from tests.benchmarks.loaded_pair import AUTO, AUTO_CHAINS, FIXED, LLAMA, NGRAM, PLAIN
 from tests.benchmarks.text_file import Cell, Text
 
 _ALL = "all, geometric mean"
 _HEAD = (
     *("file", "temperature", "text", "turns", "plain, t/s", "auto, t/s", "auto / plain"),
-    *("/ best fixed setting", "/ llama.cpp's defaults", "/ its best of a grid", "/ auto, chains"),
+    *("/ best fixed setting", "/ llama.cpp's defaults", "/ auto, chains"),
 )
 _LEGEND = (
     "Medians over turns; of the ratios to llama.cpp and to auto with chains only, and in the last "
-    "row of each block, geometric means. In brackets: the best setting of that cell."
+    "row of each block, geometric means. In brackets: the best fixed setting of that cell."
 )
 
 
@@ -69,8 +59,7 @@ class CellReport:
     cell: Cell
     turns: Sequence[_Speeds]
     best_fixed: str | None
-    best_llama: str | None
-    against: Mapping[str, Sequence[float]]  # "plain", "fixed", "llama", "grid", "chains"
+    against: Mapping[str, Sequence[float]]  # "plain", "fixed", "llama", "chains"
 
 
 def report(cell: Cell, texts: Iterable[Text]) -> CellReport:
@@ -78,12 +67,10 @@ def report(cell: Cell, texts: Iterable[Text]) -> CellReport:
     turns = turns_of(texts)
     names = list(dict.fromkeys(name for each in turns for name in each))
     fixed = best_of(turns, [name for name in names if name.startswith((PLAIN, NGRAM, FIXED))])
-    grid = [name for name in names if name == LLAMA or name.startswith(GRID)]
-    best = best_of(turns, grid) if len(grid) > 1 else None
-    others = {"plain": PLAIN, "fixed": fixed, "llama": LLAMA, "grid": best, "chains": AUTO_CHAINS}
+    others = {"plain": PLAIN, "fixed": fixed, "llama": LLAMA, "chains": AUTO_CHAINS}
     against = {name: ratios(turns, AUTO, other) for name, other in others.items() if other}
     against = {name: found for name, found in against.items() if found}
-    return CellReport(cell, turns, fixed, best, against)
+    return CellReport(cell, turns, fixed, against)
 
 
 def reports(
@@ -104,62 +91,8 @@ def reports(
     return [report(cell, by_cell[cell]) for cell in cells]
 
 
-class Verdict(NamedTuple):
-    """One threshold."""
-
-    what: str
-    found: float
-    needed: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is reached."""
-        return self.found >= self.needed
-
-
-# Thresholds: the worst cell; medians of cells by quantization and kind; geometric means over all
-# prompts by quantization, greedy and not. The latter two for prompts with code and edits.
-_WORST = {"plain": 0.97, "fixed": 0.97, "chains": 0.98}
-_CELLS = {("Q4_0", "code"): 1.22, ("Q4_0", "edit"): 1.35, ("Q4_K_M", "edit"): 1.1}
-_LLAMA = {"Q4_0": (1.65, 1.5), "Q4_K_M": (2.1, 2.0)}
-_GRID = 1.3
-_LABELS = {
-    "plain": "plain",
-    "fixed": "best fixed setting",
-    "llama": "llama.cpp's defaults",
-    "grid": "llama.cpp's best of a grid",
-    "chains": "auto with chains only",
-}
-_BY_MEAN = ("llama", "grid", "chains")  # compared over all prompts by geometric means
-
-
-def verdicts(cells: Sequence[CellReport]) -> list[Verdict]:
-    """All thresholds for which there are measurements."""
-    found = []
-    for name, needed in _WORST.items():
-        measured = [(median(each.against[name]), each) for each in cells if name in each.against]
-        if measured:
-            least, where = min(measured, key=lambda pair: pair[0])
-            what = f"worst cell / {_LABELS[name]}: {where.cell.name}"
-            found.append(Verdict(what, least, needed))
-    for each in cells:
-        for (quantization, kind), needed in _CELLS.items():
-            if quantization in each.cell.target and kind == each.cell.kind and each.against:
-                what = f"{each.cell.name} / plain"
-                found.append(Verdict(what, median(each.against["plain"]), needed))
-    if not {"code", "edit"} <= {each.cell.kind for each in cells}:
-        return found
-    for (target, sampling), block in _blocks(cells).items():
-        is_sampled = block[0].cell.temperature > 0
-        needed_of = {"grid": _GRID}
-        for quantization, by_sampling in _LLAMA.items():
-            if quantization in target:
-                needed_of["llama"] = by_sampling[is_sampled]
-        for name, needed in needed_of.items():
-            if values := _joined(block, name):
-                what = f"{target}, {sampling}: geometric mean / {_LABELS[name]}"
-                found.append(Verdict(what, geometric_mean(values), needed))
-    return found
+_COLUMNS = ("plain", "fixed", "llama", "chains")  # of `against`
+_BY_MEAN = ("llama", "chains")  # compared by geometric means
 
 
 def render(
@@ -171,55 +104,36 @@ def render(
         return "No texts to report.\n"
     parts = [_table(_HEAD, _main_rows(cells)), _LEGEND, _settings_table(cells)]
     parts += ["\n".join(_remarks(texts, least))]
-    parts += [
-        "\n".join(
-            f"- {'holds' if verdict.holds else 'FAILS'}: {verdict.found:.3f} (needed "
-            f"{verdict.needed:.2f}), {verdict.what}"
-            for verdict in verdicts(cells)
-        )
-    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _main_rows(cells: Sequence[CellReport]) -> list[list[str]]:
     rows = []
     for (target, _), block in _blocks(cells).items():
-        temperature = f"{block[0].cell.temperature:g}"
+        start = [target, f"{block[0].cell.temperature:g}"]
         for each in block:
-            named = {"fixed": each.best_fixed, "grid": each.best_llama}
-            rows.append(
-                [
-                    *(target, temperature, each.cell.kind, str(len(each.turns))),
-                    *(_speed([each], name) for name in (PLAIN, AUTO)),
-                    *(
-                        _shown(
-                            geometric_mean(values) if name in _BY_MEAN else median(values),
-                            named.get(name),
-                        )
-                        if (values := each.against.get(name))
-                        else ""
-                        for name in _LABELS
-                    ),
-                ]
-            )
+            shown = [*start, each.cell.kind, str(len(each.turns))]
+            shown += [_speed([each], name) for name in (PLAIN, AUTO)]
+            for name in _COLUMNS:
+                mean = geometric_mean if name in _BY_MEAN else median
+                values, setting = each.against.get(name), each.best_fixed
+                named = f" ({setting})" if name == "fixed" else ""
+                shown.append(f"{mean(values):.2f}{named}" if values else "")
+            rows.append(shown)
         if len(block) > 1:
-            rows.append(
-                [
-                    *(target, temperature, _ALL, str(sum(len(each.turns) for each in block))),
-                    *(_speed(block, name) for name in (PLAIN, AUTO)),
-                    *(
-                        _shown(geometric_mean(values)) if (values := _joined(block, name)) else ""
-                        for name in _LABELS
-                    ),
-                ]
-            )
+            shown = [*start, _ALL, str(sum(len(each.turns) for each in block))]
+            shown += [_speed(block, name) for name in (PLAIN, AUTO)]
+            for name in _COLUMNS:
+                joined = [value for each in block for value in each.against.get(name, ())]
+                shown.append(f"{geometric_mean(joined):.2f}" if joined else "")
+            rows.append(shown)
     return rows
 
 
 def _settings_table(cells: Sequence[CellReport]) -> str:
     """The median speed-up over plain of every contender, with the number of turns if it differs."""
     names = list(dict.fromkeys(name for each in cells for turn in each.turns for name in turn))
-    names = sorted((name for name in names if name != PLAIN), key=lambda name: is_llama(name))
+    names = sorted((name for name in names if name != PLAIN), key=lambda name: name == LLAMA)
     rows = []
     for each in cells:
         row = [each.cell.target, f"{each.cell.temperature:g}", each.cell.kind]
@@ -250,7 +164,7 @@ def _remarks(texts: Sequence[Text], least: int) -> list[str]:
     if n_short:
         found.append(f"- turns left out, with a text of fewer than {least} tokens: {n_short}")
     n_uneven = sum(
-        len({text.n_generated for text in turn.values() if not is_llama(text.contender)}) > 1
+        len({text.n_generated for text in turn.values() if text.contender != LLAMA}) > 1
         for turn in by_turn.values()
         if next(iter(turn.values())).cell.temperature == 0
     )
@@ -266,18 +180,9 @@ def _blocks(cells: Sequence[CellReport]) -> dict[tuple[str, str], list[CellRepor
     return found
 
 
-def _joined(cells: Sequence[CellReport], name: str) -> list[float]:
-    return [value for each in cells for value in each.against.get(name, ())]
-
-
 def _speed(cells: Sequence[CellReport], contender: str) -> str:
     speeds = [turn[contender] for each in cells for turn in each.turns if contender in turn]
     return f"{median(speeds):.1f}" if speeds else ""
-
-
-def _shown(ratio: float, setting: str | None = None) -> str:
-    named = "defaults" if setting == LLAMA else (setting or "").removeprefix("llama ")
-    return f"{ratio:.2f} ({named})" if named else f"{ratio:.2f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -19,19 +19,53 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from ggufspec.bench.experiment import rotated
-from tests.benchmarks import dialects
-from tests.benchmarks.dialects import Dialect, Session
 from tests.benchmarks.servers import OURS, data_lines, free_port, running
 
 RECORDED = Path(__file__).parent / "data" / "agent_session.json"
 _BASE, _OURS, _WITH_DRAFT = "llama-server", "ggufspec", " with draft"
 _CHARACTERS_PER_TOKEN = 4
 _LEAST_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Session:
+    """Tools and messages, as in OpenAI's chat completions."""
+
+    tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
+
+    @property
+    def answers(self) -> list[int]:
+        """Which messages are the assistant's."""
+        return [i for i, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    def before(self, index: int) -> Session:
+        """The session up to a message."""
+        return Session(self.tools, self.messages[:index])
+
+    def length(self, index: int) -> int:
+        """Characters of a message with its calls."""
+        message = self.messages[index]
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        return len(message["content"]) + sum(map(len, map(json.dumps, calls)))
+
+    def request(self, n_tokens: int) -> dict[str, Any]:
+        """The body that asks for the next answer, of at most `n_tokens`."""
+        return {
+            "model": "any",
+            "messages": self.messages,
+            **({"tools": self.tools} if self.tools else {}),
+            "max_tokens": n_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
 
 
 class Turn(NamedTuple):
@@ -53,27 +87,40 @@ def load(path: Path = RECORDED) -> Session:
 
 
 def replay(
-    session: Session, port: int, dialect: Dialect, *, n_turns: int, n_tokens: int, ignore_eos: bool
+    session: Session, port: int, *, n_turns: int, n_tokens: int, ignore_eos: bool
 ) -> list[Turn]:
     """Ask the server for the first answers of a session. Raises ValueError for an error of it."""
     made = []
     for at in session.answers[:n_turns]:
         most = min(max(session.length(at) // _CHARACTERS_PER_TOKEN, _LEAST_TOKENS), n_tokens)
-        body = dialect.body(session.before(at), most)
-        made.append(_ask(port, dialect, body | ({"ignore_eos": True} if ignore_eos else {})))
+        body = session.before(at).request(most)
+        made.append(_ask(port, body | ({"ignore_eos": True} if ignore_eos else {})))
     return made
 
 
-def _ask(port: int, dialect: Dialect, body: Mapping[str, Any]) -> Turn:
+def _ask(port: int, body: Mapping[str, Any]) -> Turn:
     start, first = time.perf_counter(), 0.0
     lines = []
-    for line in data_lines(port, dialect.path, body):
+    for line in data_lines(port, "/v1/chat/completions", body):
         lines.append(line)
-        if not first and dialect.has_text(json.loads(line)):
+        if not first and has_text(json.loads(line)):
             first = time.perf_counter() - start
     seconds = time.perf_counter() - start
     # Parsed at the end only: the client shares the server's processors.
-    return Turn(first or seconds, seconds, *dialect.counts([json.loads(line) for line in lines]))
+    usages = [usage for line in lines if (usage := json.loads(line).get("usage"))]
+    if not usages:
+        raise ValueError(f"the stream has no 'usage'; it ends with {lines[-1:]!r}")
+    usage = usages[-1]
+    n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    n_tokens, n_prompt = usage["completion_tokens"], usage["prompt_tokens"]
+    return Turn(first or seconds, seconds, n_tokens, n_prompt, n_cached)
+
+
+def has_text(event: Mapping[str, Any]) -> bool:
+    """Whether an event of a stream has a part of the answer."""
+    deltas = [choice["delta"] for choice in event.get("choices", ())]
+    names = ("content", "reasoning_content", "tool_calls")
+    return any(delta.get(name) for delta in deltas for name in names)
 
 
 def commands(options: argparse.Namespace, port: int) -> dict[str, list[str]]:
@@ -95,14 +142,12 @@ def commands(options: argparse.Namespace, port: int) -> dict[str, list[str]]:
 
 def measured(command: Sequence[str], port: int, options: argparse.Namespace) -> Replayed:
     """A session with a server of its own."""
-    dialect = dialects.ALL[options.dialect]
     with running(command, port):
         warm_up = Session([], [{"role": "user", "content": "Hello"}])
-        _ask(port, dialect, dialect.body(warm_up, 16))
+        _ask(port, warm_up.request(16))
         return replay(
             load(options.session),
             port,
-            dialect,
             n_turns=options.turns,
             n_tokens=options.tokens,
             ignore_eos=options.ignore_eos,
@@ -179,7 +224,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("target")
     made.add_argument("--draft")
     made.add_argument("--llama-server", default=_BASE)
-    made.add_argument("--dialect", choices=dialects.ALL, default="chat")
     made.add_argument("--session", type=Path, default=RECORDED)
     made.add_argument("--turns", type=int, default=20, help="the first ones only")
     made.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
@@ -203,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = found or {name: [] for name in made}
         for name in rotated(list(made), run):
             found[name].append(measured(made[name], port, options))
-        what = f"Run {run + 1} of {options.runs}, {options.dialect}:"
+        what = f"Run {run + 1} of {options.runs}:"
         sys.stdout.write(f"{what}\n\n{report(found)}\n")
         sys.stdout.flush()
 

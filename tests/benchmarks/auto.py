@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -35,11 +35,11 @@ from ggufspec.drafting import profile_store
 from ggufspec.engine.load import load
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import cpu_name, n_threads_default
-from tests.benchmarks import auto_options, loaded_pair
+from tests.benchmarks import auto_options
 from tests.benchmarks.ab_report import render
-from tests.benchmarks.contender_options import FIXED, GRID, PLAIN, is_llama
-from tests.benchmarks.loaded_pair import LoadedPair, cache_folder
+from tests.benchmarks.loaded_pair import FIXED, LLAMA, PLAIN, LoadedPair, cache_folder
 from tests.benchmarks.prompt_sets import KindPrompt
+from tests.benchmarks.speculative_simple import SpeculativeSimple
 from tests.benchmarks.text_file import Text, TextFile, read_texts
 
 _INTERRUPTED = 130
@@ -74,13 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class PromptTurn(NamedTuple):
-    """All contenders continue a prompt. `target`: its place; `rank`: the prompt's in its kind."""
+    """All contenders continue a prompt. `target`: the place of the target in the list."""
 
     target: int
     sampling: str
     prompt: KindPrompt
     run: int
-    rank: int
 
 
 def schedule(
@@ -104,7 +103,7 @@ def schedule(
                 for j, sampling in enumerate(samplings):
                     prompt = by_kind[kinds[(i + j * step) % len(kinds)]][rank]
                     for target in range(n_targets):
-                        yield PromptTurn(target, sampling, prompt, run, rank)
+                        yield PromptTurn(target, sampling, prompt, run)
 
 
 # Measuring ---------------------------------------------------------------------------------------
@@ -122,29 +121,23 @@ def _measure(options: argparse.Namespace, texts: list[Text]) -> None:
         stack.enter_context(cache_folder(folder))
         if not texts:
             profile_store.forget()
-        loaded = [stack.enter_context(_opened(options, *pair)) for pair in pairs]
+        loaded = [_loaded(stack, options, *pair) for pair in pairs]
         turns = list(schedule(prompts, len(loaded), options.temps, options.runs))
         _Run(options, loaded, file, turns).measure()
 
 
-def _opened(
-    options: argparse.Namespace, name: str, target: Path, draft: Path
-) -> AbstractContextManager[LoadedPair]:
-    n_threads = options.threads or n_threads_default()
-    program = options.llama and LlamaCppProgram(
-        options.llama,
-        target,
-        draft,
-        options.ctx,
-        n_threads,
-        options.llama_draft_threads or n_threads,
-    )
-    return loaded_pair.opened(
-        name,
-        partial(load, target, draft, n_ctx=options.ctx, n_threads=options.threads),
-        program,
-        [*options.contenders, *options.also],
-    )
+def _loaded(
+    stack: ExitStack, options: argparse.Namespace, name: str, target: Path, draft: Path
+) -> LoadedPair:
+    again = partial(load, target, draft, n_ctx=options.ctx, n_threads=options.threads)
+    engine, llama = stack.enter_context(again()), None
+    if options.llama:
+        n_threads = options.threads or n_threads_default()
+        n_draft_threads = options.llama_draft_threads or n_threads
+        binary = options.llama / "llama-speculative-simple"
+        program = LlamaCppProgram(binary, target, draft, options.ctx, n_threads, n_draft_threads)
+        llama = SpeculativeSimple(program, engine.vocab)
+    return LoadedPair(name, engine, again, llama)
 
 
 @dataclass
@@ -165,7 +158,7 @@ class _Run:
         for i, turn in enumerate(self.turns):
             pair = self.pairs[turn.target]
             key = (pair.name, turn.sampling, turn.prompt.name, turn.run)
-            wanted = rotated(self._contenders(turn), i)
+            wanted = rotated(self._contenders, i)
             texts = [done[key, name] for name in wanted if (key, name) in done]
             left = [name for name in wanted if (key, name) not in done]
             if not left or self._is_short(texts):
@@ -186,23 +179,17 @@ class _Run:
                         break  # this turn does not count
 
     @property
-    def _names(self) -> list[str]:
-        return [*self.options.contenders, *self.options.also]
-
-    def _contenders(self, turn: PromptTurn) -> list[str]:
-        survey = self.options.survey
-        in_survey = turn.run == 0 and (survey is None or turn.rank < survey)
-        names = self._names if in_survey else self.options.contenders
-        return [name for name in names if self.options.llama or not is_llama(name)]
+    def _contenders(self) -> list[str]:
+        names: list[str] = self.options.contenders
+        return [name for name in names if self.options.llama or name != LLAMA]
 
     def _is_short(self, texts: Sequence[Text]) -> bool:
         return any(text.n_generated < self.options.least for text in texts)
 
     def _warm_up(self, pair: LoadedPair) -> None:
-        """Both models and llama.cpp's programs run once; auto learns nothing of it."""
+        """Both models and llama.cpp's program run once; auto learns nothing of it."""
         tokens = pair.engine.tokenize(KINDS["open"][0])
-        programs = [name for name in pair.baselines if not name.startswith(GRID)]
-        for name in (PLAIN, f"{FIXED}3", *programs):
+        for name in (PLAIN, f"{FIXED}3", *([LLAMA] if pair.llama else [])):
             self._talk(f"{pair.name}: warm-up of {name}", 0)
             pair.write(name, tokens, sampling="0", n_tokens=_N_WARM_UP, seed=_SEED)
         pair.engine.forget()
@@ -234,7 +221,7 @@ class _Run:
                 seed=seed,
             )
         except GgufspecError as error:
-            if not is_llama(contender):
+            if contender != LLAMA:
                 raise
             sys.stderr.write(f"{contender} leaves out {turn.prompt.name}: {error}\n")
             return None
@@ -259,8 +246,7 @@ class _Run:
     def _talk(self, message: str, n_done: int) -> None:
         """A line on stderr, with the time that the turns from here on will take."""
         spent = time.perf_counter() - self.started_at
-        each = {name: self._seconds_of(name) for name in self._names}
-        left = sum(each[name] for turn in self.turns[n_done:] for name in self._contenders(turn))
+        left = sum(map(self._seconds_of, self._contenders)) * (len(self.turns) - n_done)
         sys.stderr.write(
             f"[{spent / 60:.1f} min, turn {n_done + 1} of {len(self.turns)}, about "
             f"{left / 60:.0f} min left] {message}\n"

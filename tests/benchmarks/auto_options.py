@@ -11,11 +11,11 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.models.header import read_header
 from ggufspec.standin.embedded import embedded_draft
-from tests.benchmarks import contender_options, prompt_sets
+from tests.benchmarks import loaded_pair, prompt_sets
+from tests.benchmarks.loaded_pair import LLAMA
 from tests.benchmarks.prompt_sets import KindPrompt
 
-_CONTENDERS = "plain,auto,ngram 3,fixed 3,llama"
-_ALSO = "fixed 1,fixed 7,llama n 3 p 0.75,llama n 7 p 0,llama n 7 p 0.75"
+_CONTENDERS = "plain,auto,ngram 3,fixed 1,fixed 3,fixed 7,llama"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,19 +39,12 @@ def parser() -> argparse.ArgumentParser:
     add("--kinds", type=_parsed(str), help="of the prompts; default: all")
     add("--per-kind", type=_count, help="prompts of each kind, at most")
     add("--contenders", type=_parsed(_contender), default=_CONTENDERS, help="default: %(default)s")
-    add(
-        "--also",
-        type=_parsed(_contender),
-        default=_ALSO,
-        help="contenders after the first prompts of each kind (--survey); default: %(default)s",
-    )
-    add("--survey", type=_whole, help="how many of each kind; default: all")
     add("--tokens", type=_count, default=128, help="of a text, at most")
     add("--least", type=_count, default=32, help="turns with a shorter text do not count")
     add("--runs", type=_count, default=1, help="of each prompt")
     add("--ctx", type=_count, default=2048, help="longer prompts are left out")
     add("--threads", type=_count, help="ours and llama.cpp's")
-    add("--llama", type=Path, help="folder of llama.cpp's programs; default: without them")
+    add("--llama", type=Path, help="folder of llama-speculative-simple; default: without it")
     add("--llama-draft-threads", type=_count, help="of its draft; default: as --threads")
     add("-o", "--output", type=Path, help="append each text here; beside it is auto's cache folder")
     add("--resume", action="store_true", help="leave out the texts that the output has")
@@ -106,15 +99,9 @@ def prompts(options: argparse.Namespace) -> list[KindPrompt]:
     ]
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
 def _count(text: str) -> int:
-    if _whole(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -129,7 +116,7 @@ def _parsed(check: Callable[[str], str]) -> Callable[[str], list[str]]:
 
 def _sampling(text: str) -> str:
     try:
-        Sampling(**contender_options.sampling_options(text))
+        Sampling(**loaded_pair.sampling_options(text))
     except (ValueError, OptionError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no sampling: {error}") from error
     return text
@@ -137,7 +124,8 @@ def _sampling(text: str) -> str:
 
 def _contender(text: str) -> str:
     try:
-        contender_options.check(text)
+        if text != LLAMA:
+            loaded_pair.options_of(text)
     except OptionError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text

@@ -13,7 +13,6 @@ from ggufspec.bench.llama_server import (
     environment,
     loading_options,
     log_tail,
-    penalty_window,
     sampler_names,
 )
 from ggufspec.decoding.sampling import Sampling
@@ -41,19 +40,20 @@ class SpeculativeSimple:
 
     program: LlamaCppProgram
     vocab: Vocab  # of the target
-    draft_options: Sequence[str] = ()  # such as --spec-draft-n-max 7
-    sampling_options: Sequence[str] | None = None  # all of them
 
     def write(self, request: BaselineRequest) -> BaselineText:
         """Raises PromptError for tokens that no text has, and OptionError if the program fails."""
-        text, breakers = text_of(self.vocab, request.tokens), request.dry_sequence_breakers
+        text = text_of(self.vocab, request.tokens)
         if text is None or "\0" in text:
             raise PromptError(
                 f"it takes a text, and no text has these {len(request.tokens):,} tokens"
             )
-        flags = sampling_flags(request.sampling, breakers, self.program.n_ctx)
-        command = text_command(self.program, request, text, [*self.draft_options, *flags])
-        found, printed = run(command)
+        found, printed = run(text_command(self.program, request, text))
+        if found.n_prompt != len(request.tokens):
+            raise PromptError(
+                f"it is {found.n_prompt:,} tokens for llama.cpp, {len(request.tokens):,} for "
+                "ggufspec"
+            )
         written = printed.partition(text)[2]
         tokens = self.vocab.tokenize(written, add_special=False, parse_special=False)
         return replace(found, tokens=tokens)
@@ -91,10 +91,8 @@ def _output(arguments: Sequence[str]) -> tuple[str, str]:
     return log, done.stdout
 
 
-def text_command(
-    program: LlamaCppProgram, request: BaselineRequest, text: str, options: Sequence[str]
-) -> list[str]:
-    """The command line of one text; `options`: the sampling."""
+def text_command(program: LlamaCppProgram, request: BaselineRequest, text: str) -> list[str]:
+    """The command line of one text."""
     n_prompt = len(request.tokens)
     return [
         str(program.binary),
@@ -104,35 +102,18 @@ def text_command(
         *("--seed", str(request.seed)),
         *("-n", str(request.n_tokens - 1)),  # it stops after the round that writes more than n
         *(["-b", str(n_prompt)] if n_prompt > _N_BATCH else []),
-        *options,
+        *sampling_flags(request.sampling),
         *("--log-colors", "off"),
     ]
 
 
-def sampling_flags(sampling: Sampling, breakers: Sequence[str], n_ctx: int) -> list[str]:
-    """Our sampling as llama.cpp options. All are given: a model file may have other defaults."""
-    made = [
+def sampling_flags(sampling: Sampling) -> list[str]:
+    """Temperature and truncation as llama.cpp options; it has no penalties by default."""
+    return [
         *("--temp", str(sampling.temperature), "--top-k", str(sampling.top_k)),
         *("--top-p", str(sampling.top_p), "--min-p", str(sampling.min_p)),
-        *("--typical", str(sampling.typical_p), "--top-nsigma", str(sampling.top_n_sigma)),
-        *("--repeat-last-n", str(penalty_window(sampling.repeat_last_n, n_ctx))),
-        *("--repeat-penalty", str(sampling.repeat_penalty)),
-        *("--frequency-penalty", str(sampling.frequency_penalty)),
-        *("--presence-penalty", str(sampling.presence_penalty)),
         *("--samplers", ";".join(sampler_names(sampling)), "--mirostat", "0"),
     ]
-    if sampling.dry_multiplier > 0:
-        made += [
-            *("--dry-multiplier", str(sampling.dry_multiplier)),
-            *("--dry-base", str(sampling.dry_base)),
-            *("--dry-allowed-length", str(sampling.dry_allowed_length)),
-            *("--dry-penalty-last-n", str(penalty_window(sampling.dry_penalty_last_n, n_ctx))),
-        ]
-        for breaker in breakers or ["none"]:
-            made += ["--dry-sequence-breaker", breaker]
-    for token, bias in sampling.logit_bias.items():
-        made += ["--logit-bias", f"{token}{bias:+}"]
-    return made
 
 
 def parse(log: str) -> BaselineText:

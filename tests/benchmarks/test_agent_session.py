@@ -5,29 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
 from serving import Live, serving
 
 import ggufspec
-from tests.benchmarks import agent_session, dialects
-from tests.benchmarks.agent_session import Turn
-from tests.benchmarks.dialects import Session
+from tests.benchmarks import agent_session
+from tests.benchmarks.agent_session import Session, Turn
 
 RECORDED = agent_session.load()
 TEMPLATE = agent_session.RECORDED.with_name("chatml_with_tools.jinja").read_text()
-CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
-SHORT = Session(
-    [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}],
-    [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "u"},
-        {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "c1", "content": "r"},
-    ],
-)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +40,9 @@ def test_the_recorded_session_has_20_answers_and_a_result_for_each_call() -> Non
         assert call["function"]["name"] in {tool["function"]["name"] for tool in RECORDED.tools}
 
 
-@pytest.mark.parametrize("dialect", dialects.ALL)
-def test_each_turn_is_asked_for_and_finds_the_one_before_in_the_cache(
-    live: Live, dialect: str
-) -> None:
-    live.engine.forget()
-    chosen, port = dialects.ALL[dialect], live.address[1]
-    turns = agent_session.replay(RECORDED, port, chosen, n_turns=3, n_tokens=5, ignore_eos=True)
+def test_each_turn_is_asked_for_and_finds_the_one_before_in_the_cache(live: Live) -> None:
+    port = live.address[1]
+    turns = agent_session.replay(RECORDED, port, n_turns=3, n_tokens=5, ignore_eos=True)
     assert [turn.n_tokens for turn in turns] == [5, 5, 5]
     assert turns[0].n_prompt < turns[1].n_prompt < turns[2].n_prompt
     assert all(0 < turn.first_seconds <= turn.seconds for turn in turns)
@@ -67,90 +51,15 @@ def test_each_turn_is_asked_for_and_finds_the_one_before_in_the_cache(
 
 
 def test_an_error_of_the_server_ends_the_replay(live: Live) -> None:
-    chat = dialects.ALL["chat"]
+    wrong = Session([], [{"role": "nobody", "content": ""}, {"role": "assistant", "content": "a"}])
     with pytest.raises(ValueError, match="status 400"):
-        agent_session.replay(
-            Session([], [{"role": "user", "content": ""}, {"role": "assistant", "content": "a"}]),
-            live.address[1],
-            dialects.Dialect(chat.path, lambda *_: {}, chat.has_text, chat.counts),
-            n_turns=1,
-            n_tokens=1,
-            ignore_eos=False,
-        )
+        agent_session.replay(wrong, live.address[1], n_turns=1, n_tokens=1, ignore_eos=False)
 
 
-def test_the_messages_of_anthropic() -> None:
-    body = dialects.ALL["messages"].body(SHORT, 7)
-    assert (body["system"], body["max_tokens"]) == ("s", 7)
-    assert body["tools"] == [{"name": "f", "description": "d", "input_schema": {}}]
-    used = {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}}
-    result = {"type": "tool_result", "tool_use_id": "c1", "content": "r"}
-    assert body["messages"] == [
-        {"role": "user", "content": [{"type": "text", "text": "u"}]},
-        {"role": "assistant", "content": [used]},
-        {"role": "user", "content": [result]},
-    ]
-
-
-def test_the_items_of_responses() -> None:
-    body = dialects.ALL["responses"].body(SHORT, 7)
-    assert (body["instructions"], body["max_output_tokens"]) == ("s", 7)
-    assert body["input"] == [
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "u"}]},
-        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x":1}'},
-        {"type": "function_call_output", "call_id": "c1", "output": "r"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("dialect", "silent", "first", "last"),
-    [
-        (
-            "chat",
-            {"choices": [{"delta": {"role": "assistant", "content": None}}]},
-            {"choices": [{"delta": {"content": "a"}}]},
-            {
-                "choices": [],
-                "usage": {
-                    "completion_tokens": 3,
-                    "prompt_tokens": 9,
-                    "prompt_tokens_details": {"cached_tokens": 4},
-                },
-            },
-        ),
-        (
-            "messages",
-            {
-                "type": "message_start",
-                "message": {"usage": {"input_tokens": 5, "cache_read_input_tokens": 4}},
-            },
-            {"type": "content_block_start", "content_block": {"type": "tool_use"}},
-            {"type": "message_delta", "usage": {"output_tokens": 3}},
-        ),
-        (
-            "responses",
-            {"type": "response.created", "response": {"usage": None}},
-            {"type": "response.output_text.delta", "delta": "a"},
-            {
-                "type": "response.completed",
-                "response": {
-                    "usage": {
-                        "output_tokens": 3,
-                        "input_tokens": 9,
-                        "input_tokens_details": {"cached_tokens": 4},
-                    }
-                },
-            },
-        ),
-    ],
-)
-def test_the_events_of_an_answer(
-    dialect: str, silent: dict[str, Any], first: dict[str, Any], last: dict[str, Any]
-) -> None:
-    found = dialects.ALL[dialect]
-    assert not found.has_text(silent)
-    assert found.has_text(first)
-    assert found.counts([silent, first, last]) == (3, 9, 4)
+def test_an_answer_begins_with_its_first_text_or_call() -> None:
+    assert not agent_session.has_text({"choices": [{"delta": {"role": "assistant"}}]})
+    assert agent_session.has_text({"choices": [{"delta": {"tool_calls": [{}]}}]})
+    assert not agent_session.has_text({"choices": [], "usage": {}})
 
 
 def test_the_report_compares_sessions_of_the_same_run_and_models() -> None:

@@ -9,17 +9,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from benchmarks.test_speculative_simple import LOG
 
-from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
-from ggufspec.standin.embedded import embedded_draft, embedded_target
-from tests.benchmarks import auto, auto_options, contender_options, prompt_sets
-from tests.benchmarks.ab_report import CellReport, render, reports, verdicts
+from ggufspec.standin.embedded import embedded_target
+from tests.benchmarks import auto, auto_options, loaded_pair, prompt_sets
+from tests.benchmarks.ab_report import CellReport, render, reports
 from tests.benchmarks.prompt_sets import KindPrompt
-from tests.benchmarks.shuffled_draft import write_shuffled
 from tests.benchmarks.text_file import Text, TextFile, read_texts
 
 N_FIRST_OPEN = 21  # tokens of the first open prompt
@@ -73,14 +70,6 @@ def test_the_best_fixed_setting_is_chosen_where_all_were_measured() -> None:
     assert found.against["fixed"] == pytest.approx([14 / 12, 0.7, 28 / 30])
 
 
-def test_plain_is_a_fixed_setting_and_the_defaults_are_a_point_of_the_grid() -> None:
-    rates = {"plain": [10.0], "fixed 3": [9.0], "auto": [10.0], "llama": [8.0]}
-    found = _only(_texts({**rates, "llama n 7 p 0.75": [5.0], "llama-server": [9.5]}))
-    assert (found.best_fixed, found.best_llama) == ("plain", "llama")
-    assert found.against["llama"] == found.against["grid"] == [1.25]
-    assert _only(_texts(rates)).best_llama is None, "the defaults alone are no grid"
-
-
 def test_a_turn_with_a_short_text_does_not_count() -> None:
     texts = _texts({"plain": [10.0, 10.0], "auto": [12.0, 30.0]})
     texts[1] = Text(**{**vars(texts[1]), "n_generated": 9})
@@ -102,38 +91,15 @@ def test_the_table_has_medians_and_geometric_means() -> None:
     texts = _texts({"plain": [10.0, 10.0], "auto": [10.0, 40.0], "llama": [10.0, 10.0]})
     texts += _texts({"plain": [10.0], "auto": [10.0], "llama": [10.0]}, kind="edit")
     lines = render(texts).splitlines()
-    assert "| Q4_0 | 0 | code | 2 | 10.0 | 25.0 | 2.50 | 2.50 (plain) | 2.00 |  |  |" in lines
-    assert (
-        "| Q4_0 | 0 | all, geometric mean | 3 | 10.0 | 10.0 | 1.59 | 1.59 | 1.59 |  |  |" in lines
-    )
+    assert "| Q4_0 | 0 | code | 2 | 10.0 | 25.0 | 2.50 | 2.50 (plain) | 2.00 |  |" in lines
+    assert "| Q4_0 | 0 | all, geometric mean | 3 | 10.0 | 10.0 | 1.59 | 1.59 | 1.59 |  |" in lines
     assert "| Q4_0 | 0 | code | 2.50 | 1.00 |" in lines
     assert "- first text of Q4_0 (Q4_0, 0, code): 1.000 of plain" in lines
 
 
-def test_verdicts_of_the_prompts_with_code_and_edits() -> None:
-    rates = {"plain": [10.0], "auto": [13.0], "llama": [8.0], "llama n 7 p 0": [10.0]}
-    texts = [
-        *_texts(rates),
-        *_texts({**rates, "auto": [9.6]}, kind="edit"),
-        *_texts(rates, sampling="0.7", kind="edit", target="Q4_K_M"),
-    ]
-    found = {verdict.what: verdict for verdict in verdicts(reports(texts))}
-    worst = found["worst cell / plain: Q4_0, 0, edit"]
-    assert (worst.found, worst.needed, worst.holds) == (pytest.approx(0.96), 0.97, False)
-    assert found["Q4_0, 0, code / plain"].holds
-    assert not found["Q4_0, 0, edit / plain"].holds
-    assert found["Q4_K_M, 0.7, edit / plain"].needed == 1.1
-    assert found["Q4_0, 0: geometric mean / llama.cpp's defaults"].needed == 1.65
-    assert found["Q4_K_M, 0.7: geometric mean / llama.cpp's defaults"].needed == 2.0
-    assert found["Q4_K_M, 0.7: geometric mean / llama.cpp's best of a grid"][1:] == (1.3, 1.3)
-    assert "- FAILS: 0.960 (needed 0.97), worst cell / plain: Q4_0, 0, edit" in render(texts)
-    whats = [verdict.what for verdict in verdicts(reports(_texts(rates)))]
-    assert not any("geometric mean" in what for what in whats), "code alone is another set"
-
-
 def test_an_unfinished_cell_is_reported_as_far_as_it_goes() -> None:
     assert render([]) == "No texts to report.\n"
-    assert "| Q4_0 | 0 | code | 1 | 10.0 |  |  |  |  |  |  |" in render(_texts({"plain": [10.0]}))
+    assert "| Q4_0 | 0 | code | 1 | 10.0 |  |  |  |  |  |" in render(_texts({"plain": [10.0]}))
     assert render(_texts({"auto": [10.0]}))
 
 
@@ -160,39 +126,18 @@ def test_any_beginning_of_a_run_is_balanced() -> None:
 
 
 def test_contenders_by_name() -> None:
-    assert contender_options.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
-    assert contender_options.options_of("ngram 3") == {"drafter": "ngram", "n_draft": 3}
-    assert contender_options.options_of("auto")["seed"] is None
-    assert contender_options.draft_options("llama n 7 p 0.75") == [
-        *("--spec-draft-n-max", "7", "--spec-draft-p-min", "0.75")
-    ]
-    assert contender_options.draft_options("llama") == []
-    for name in ("fixed", "fixed x", "best", "llama n 7", "llama-cli"):
-        with pytest.raises(OptionError, match="unknown contender"):
-            contender_options.check(name)
-
-
-def test_samplings() -> None:
-    assert contender_options.sampling_options("0.7") == {
-        **{"temperature": 0.7, "top_k": 20},
-        **{"top_p": 0.8, "min_p": 0.0},
+    assert loaded_pair.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
+    assert loaded_pair.options_of("ngram 3") == {"drafter": "ngram", "n_draft": 3}
+    assert loaded_pair.options_of("auto")["seed"] is None
+    assert loaded_pair.sampling_options("1/0/1") == {
+        **{"temperature": 1.0, "top_k": 0},
+        **{"top_p": 1.0, "min_p": 0.0},
     }
-    assert contender_options.sampling_options("1/0/1")["top_p"] == 1.0
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        ("--temps", "0,warm"),
-        ("--temps", "nan"),
-        ("--temps", "-1"),
-        ("--temps", "1/2/3/4/5"),
-        ("--contenders", "plain,fixed"),
-        ("--also", "llama n x p 0"),
-        ("--survey", "x"),
-        ("--runs", "0"),
-        ("--tokens", "0"),
-    ],
+    [("--temps", "0,warm"), ("--temps", "-1"), ("--contenders", "plain,fixed"), ("--runs", "0")],
 )
 def test_wrong_options_are_refused(wrong: tuple[str, str]) -> None:
     with pytest.raises(SystemExit):
@@ -233,31 +178,6 @@ def test_both_prompt_sets_have_all_kinds_and_share_nothing(tmp_path: Path) -> No
     assert len({prompt.name for prompt in found["show"]}) == 72
 
 
-def test_a_shuffled_draft_is_the_same_but_for_its_weights(tmp_path: Path) -> None:
-    import gguf
-
-    path = write_shuffled(embedded_draft(), tmp_path)
-    before, after = (gguf.GGUFReader(each) for each in (embedded_draft(), path))
-    header = int(before.tensors[0].data_offset)
-    assert path.read_bytes()[:header] == embedded_draft().read_bytes()[:header]
-    assert path.stat().st_size == embedded_draft().stat().st_size
-    for old, new in zip(before.tensors, after.tensors, strict=True):
-        is_same = np.array_equal(old.data, new.data)
-        assert is_same == (len(old.shape) < 2), old.name
-        assert sorted(old.data.tobytes()) == sorted(new.data.tobytes()), old.name
-    folder = tmp_path / "again"
-    folder.mkdir()
-    assert write_shuffled(embedded_draft(), folder).read_bytes() == path.read_bytes()
-
-
-def test_a_shuffled_draft_makes_a_pair_that_accepts_nearly_nothing(tmp_path: Path) -> None:
-    path = write_shuffled(embedded_draft(), tmp_path)
-    with load(embedded_target(), path, n_threads=1) as engine:
-        done = engine.generate("It was", max_tokens=48, temperature=0.0, n_draft=2, ignore_eos=True)
-    assert done.stats.n_generated == 48
-    assert done.stats.acceptance < 0.1
-
-
 # The whole benchmark -----------------------------------------------------------------------------
 
 
@@ -272,11 +192,11 @@ def test_the_whole_benchmark_and_its_continuation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "texts.jsonl"
-    short = ["--contenders", "plain,auto,auto chains,auto new", "--also", "fixed 2"]
+    short = ["--contenders", "plain,auto,auto chains,auto new,fixed 2"]
     auto.main(_arguments(path, *short, "--kinds", "open"))
     shown = capsys.readouterr()
     assert "min left] " in shown.err
-    assert "worst cell / plain" in shown.out
+    assert "first text of Q8_0" in shown.out
     about, texts = read_texts(path)
     assert about["settings"]["tokens"] == 8
     assert [text.contender for text in texts] == [
@@ -296,34 +216,25 @@ def test_the_whole_benchmark_and_its_continuation(
         auto.main(_arguments(path, *short, "--resume", "--runs", "2", "--tokens", "9"))
     with path.open("a") as file:
         file.write('{"target": "Q4')  # killed while it wrote
-    auto.main(_arguments(path, *short, "--resume", "--survey", "0"))
+    auto.main(_arguments(path, *short, "--resume"))
     assert read_texts(path)[1][:5] == texts
-    assert len(read_texts(path)[1]) == 5 + 4
-    assert len({text.at for text in read_texts(path)[1]}) == 5 + 4
+    assert len({text.at for text in read_texts(path)[1]}) == 5 + 5
 
 
-def test_the_budget_and_the_contenders_of_the_survey(
+def test_the_budget_ends_a_run_and_short_texts_a_turn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "texts.jsonl"
-    auto.main(_arguments(path, "--contenders", "plain", "--also", "fixed 1", "--budget", "1"))
+    short = ["--contenders", "plain,fixed 1", "--least", "9"]
+    auto.main(_arguments(path, *short, "--budget", "1"))
     assert "the budget ends here" in capsys.readouterr().err
     assert not read_texts(path)[1]
-    more = ["--contenders", "plain", "--also", "fixed 1", "--survey", "1", "--per-kind", "2"]
-    auto.main(_arguments(path, *more, "--resume"))
-    counted = Counter(text.contender for text in read_texts(path)[1])
-    assert counted == {"plain": 4, "fixed 1": 2}
+    auto.main(_arguments(path, *short, "--resume"))
+    assert [text.contender for text in read_texts(path)[1]] == ["plain", "fixed 1"]
     stored = [
         json.loads(found.read_text()) for found in tmp_path.glob("texts.jsonl.cache/**/*.json")
     ]
     assert not [each for each in stored if "costs" in each["document"]], "only auto learns"
-
-
-def test_a_turn_ends_with_a_short_text(tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    auto.main(_arguments(path, "--contenders", "plain,auto", "--also", "", "--least", "9"))
-    assert [text.contender for text in read_texts(path)[1]] == ["plain", "auto"]
-    assert len({text.turn for text in read_texts(path)[1]}) == 2
 
 
 def test_llama_cpp_reads_the_same_prompt_or_is_left_out(
@@ -334,12 +245,12 @@ def test_llama_cpp_reads_the_same_prompt_or_is_left_out(
     script.write_text(f"#!/bin/sh\ncat <<'END'\n{log}END\n")
     script.chmod(0o755)
     more = ["--llama", str(tmp_path), "--contenders", "plain,auto,llama", "--kinds", "open"]
-    auto.main(_arguments(path, *more, "--also", "llama n 7 p 0.75", "--per-kind", "2"))
+    auto.main(_arguments(path, *more, "--per-kind", "2"))
     counted = Counter(text.contender for text in read_texts(path)[1])
-    assert counted == {"plain": 2, "auto": 2, "llama": 1, "llama n 7 p 0.75": 1}
+    assert counted == {"plain": 2, "auto": 2, "llama": 1}
     shown = capsys.readouterr()
     assert f"it is {N_FIRST_OPEN} tokens for llama" in shown.err
-    assert "(defaults)" in shown.out
+    assert "| llama |" in shown.out
 
 
 def test_an_interrupted_benchmark_reports_what_is_done(
@@ -357,16 +268,6 @@ def test_an_interrupted_benchmark_reports_what_is_done(
     assert ended.value.code == 130
     assert len(read_texts(tmp_path / "texts.jsonl")[1]) == 1
     assert "| 0 | " in capsys.readouterr().out
-
-
-def test_pairs_are_named_by_quantization_and_if_needed_by_files(tmp_path: Path) -> None:
-    target, other = embedded_target(), write_shuffled(embedded_draft(), tmp_path)
-    given = ["--target", str(target), "--draft", str(embedded_draft())]
-    (one,) = auto_options.pairs(auto_options.parser().parse_args(given))
-    assert one == ("Q8_0", target, embedded_draft())
-    given += ["--target", str(target), "--draft", str(other)]
-    names = [name for name, *_ in auto_options.pairs(auto_options.parser().parse_args(given))]
-    assert names == [f"{target.stem} Q8_0 ({draft.stem})" for draft in (embedded_draft(), other)]
 
 
 def test_unknown_kinds_and_missing_drafts_are_refused(tmp_path: Path) -> None:

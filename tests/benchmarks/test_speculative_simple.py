@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
-from bench.test_llama_server import GREEDY, PROGRAM, _after
+from llama_build import PROGRAM
 
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.engine import Engine
@@ -17,8 +16,8 @@ from ggufspec.engine.load import load
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama.python_llama import BaselineRequest, BaselineText
 from ggufspec.standin.embedded import embedded_draft
-from tests.benchmarks import contender_options, speculative_simple
-from tests.benchmarks.speculative_simple import text_of
+from tests.benchmarks import speculative_simple
+from tests.benchmarks.speculative_simple import SpeculativeSimple, text_of
 
 LOG = """\
  a text that says "decoded" and goes on
@@ -39,36 +38,6 @@ def engine() -> Iterator[Engine]:
         yield made
 
 
-def test_the_command_line_has_all_of_the_sampling() -> None:
-    sampling = Sampling(
-        temperature=0.7,
-        typical_p=0.9,
-        repeat_last_n=-1,
-        dry_multiplier=0.5,
-        logit_bias={5: -math.inf, 6: 1.5, 7: -2.0},
-        samplers=("top_k", "typical_p", "temperature"),
-    )
-    flags = speculative_simple.sampling_flags(sampling, [".", "\n"], 1024)
-    assert _after(flags, "--temp") == ["0.7"]
-    assert _after(flags, "--typical") == ["0.9"]
-    assert _after(flags, "--repeat-last-n") == ["1024"]
-    assert _after(flags, "--samplers") == ["top_k;typ_p;temperature"]
-    assert _after(flags, "--mirostat") == ["0"], "a file may ask for it"
-    assert _after(flags, "--logit-bias") == ["5-inf", "6+1.5", "7-2.0"]
-    assert _after(flags, "--dry-sequence-breaker") == [".", "\n"]
-    assert "--dry-multiplier" not in speculative_simple.sampling_flags(GREEDY, [], 1024)
-
-
-def test_the_command_line_of_a_text() -> None:
-    request = BaselineRequest(range(3000), GREEDY, 9, seed=3, ignore_eos=False)
-    line = speculative_simple.text_command(PROGRAM, request, "a b", ["--temp", "0"])
-    assert _after(line, "-p") == ["a b"]
-    assert _after(line, "-n") == ["8"]
-    assert _after(line, "-b") == ["3000"], "longer prompts than its batch need a larger one"
-    assert _after(line, "-ngl") + _after(line, "-ngld") == ["0", "all"]
-    assert "--ignore-eos" not in line
-
-
 def test_its_log() -> None:
     found = speculative_simple.parse(LOG)
     counts = (found.n_prompt, found.n_generated, found.n_drafted, found.n_accepted)
@@ -80,33 +49,29 @@ def test_its_log() -> None:
         speculative_simple.parse("error: invalid argument")
 
 
-def written_by(
-    folder: Path, script: str, engine: Engine, name: str = "llama", text: str = "It was so"
-) -> BaselineText:
+def written_by(folder: Path, script: str, engine: Engine) -> BaselineText:
     """What a script in place of the program is read to have written."""
     path = folder / "llama-speculative-simple"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    tokens = engine.tokenize(text)
+    tokens = engine.tokenize("It was so")
     (folder / "log").write_text(LOG.replace("encoded    6", f"encoded {len(tokens)}"))
-    loaded = replace(PROGRAM, binary=folder)
-    with contender_options.llama_programs(loaded, [name], engine.vocab) as found:
-        sampling = contender_options.sampling_options("0.7")
-        return found[name].write(tokens, options=sampling, n_tokens=96, seed=3)
+    request = BaselineRequest(tokens, Sampling(temperature=0.7, top_k=20), 96, 3, False)
+    return SpeculativeSimple(replace(PROGRAM, binary=path), engine.vocab).write(request)
 
 
 def test_its_command_line_and_its_text(tmp_path: Path, engine: Engine) -> None:
     said = 'printf "\\n\\nIt was so dark\\n\\n\\n\\n"'
     script = f'echo "$@" > "{tmp_path}/command"; cat "{tmp_path}/log" >&2; {said}'
-    found = written_by(tmp_path, script, engine, "llama n 7 p 0.75")
+    found = written_by(tmp_path, script, engine)
     assert found.n_generated == 97
     assert list(found.tokens) == engine.vocab.tokenize_inside(" dark")
     command = (tmp_path / "command").read_text()
-    assert "--spec-draft-n-max 7 --spec-draft-p-min 0.75 --temp 0.7 --top-k 20" in command
-    assert "-n 95 " in command
+    assert "--temp 0.7 --top-k 20 --top-p 0.95 --min-p 0.05" in command
+    assert "-p It was so --no-escape --seed 3 -n 95 " in command
     assert "--ignore-eos" not in command
-    written_by(tmp_path, script, engine)
-    assert "--spec-draft-n-max" not in (tmp_path / "command").read_text()
+    with pytest.raises(PromptError, match="it is 6 tokens for llama"):
+        written_by(tmp_path, f"cat <<'END'\n{LOG}END", engine)
 
 
 def test_a_failure_is_named(tmp_path: Path, engine: Engine) -> None:
@@ -116,9 +81,9 @@ def test_a_failure_is_named(tmp_path: Path, engine: Engine) -> None:
     request = BaselineRequest(tokens, Sampling(), 8, 0, False)
     program = replace(PROGRAM, binary=tmp_path / "none")
     with pytest.raises(OptionError, match="give the path of a llama-speculative-simple"):
-        speculative_simple.SpeculativeSimple(program, engine.vocab).write(request)
+        SpeculativeSimple(program, engine.vocab).write(request)
     with pytest.raises(PromptError, match="no text has these"):
-        speculative_simple.SpeculativeSimple(program, engine.vocab).write(
+        SpeculativeSimple(program, engine.vocab).write(
             replace(request, tokens=[*tokens, engine.vocab.tokenize_inside("\u4e16")[0]])
         )
 
