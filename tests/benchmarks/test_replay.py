@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import cache
 from statistics import geometric_mean, mean, median
 
 import pytest
@@ -20,8 +21,12 @@ DEAR = {"Q4_K_M": (0.04, 0.89), HARDLY_PAYS: (0.1, 0.9)}
 
 @pytest.fixture(scope="module", params=replay.COSTS)
 def found(request: pytest.FixtureRequest) -> tuple[str, Mapping[str, list[float]]]:
-    name: str = request.param
-    return name, replay.speedups(GREEDY, replay.COSTS[name])
+    return request.param, speedups(request.param)
+
+
+@cache
+def speedups(costs: str) -> Mapping[str, list[float]]:
+    return replay.speedups(GREEDY, replay.COSTS[costs], without=("no model", "clairvoyant"))
 
 
 def by_kind(values: Sequence[float], kind: str) -> float:
@@ -36,9 +41,8 @@ def test_there_are_recordings_of_six_kinds() -> None:
     assert len(GREEDY) > 180
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_text_gets_slower(found: tuple[str, dict[str, list[float]]], kind: str) -> None:
-    assert by_kind(found[1]["auto"], kind) >= 0.97
+def test_no_kind_of_text_gets_slower(found: tuple[str, dict[str, list[float]]]) -> None:
+    assert all(by_kind(found[1]["auto"], kind) >= 0.97 for kind in KINDS)
 
 
 def test_hardly_a_long_text_gets_slower(found: tuple[str, dict[str, list[float]]]) -> None:
@@ -54,7 +58,6 @@ def test_auto_is_ahead_of_every_fixed_setting(
     means = {name: geometric_mean(values) for name, values in found[1].items()}
     fixed = [means[name] for name in ("plain", "n-gram 3", "model 1", "model 3", "model 7")]
     assert means["auto"] > (1.05 if found[0] == HARDLY_PAYS else 1.1) * max(fixed)
-    assert means["auto"] < means["clairvoyant"]
 
 
 def test_the_first_text_of_a_new_pair_counts_like_any_other() -> None:
@@ -64,7 +67,7 @@ def test_the_first_text_of_a_new_pair_counts_like_any_other() -> None:
         seconds / replay.Auto()(text, costs, random.Random(0))
         for text, seconds in zip(GREEDY, plain, strict=True)
     ]
-    later = replay.speedups(GREEDY, costs)["auto"]
+    later = speedups("Q4_0")["auto"]
     assert geometric_mean(first) > 0.92 * geometric_mean(later)
 
 
