@@ -324,7 +324,7 @@ def _schema_of(form: ResponseFormat) -> dict[str, Any] | None:
         return None
     if form.type == "json_object" and not form.json_schema:
         return form.schema_ or _OBJECT
-    schema = form.json_schema and form.json_schema.schema_
+    schema = form.json_schema.schema_ if form.json_schema else None
     if form.type == "json_schema" and schema is not None and not form.schema_:
         return schema
     problem = "no schema" if form.type == "json_schema" and not form.schema_ else "no such schema"
