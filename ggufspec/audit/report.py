@@ -112,7 +112,7 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class AuditedDivergence:
     """The first tokens (plain, speculative) in which two greedy texts of a prompt differ."""
 
     prompt: int
@@ -127,10 +127,10 @@ class Greedy:
 
     n_texts: int
     near_tie: float  # the option, or the measured change of a gap by rounding if that is larger
-    divergences: tuple[Divergence, ...]
+    divergences: tuple[AuditedDivergence, ...]
 
     @property
-    def found(self) -> tuple[Divergence, ...]:
+    def found(self) -> tuple[AuditedDivergence, ...]:
         """The divergences that rounding does not explain."""
         return tuple(each for each in self.divergences if each.gap > self.near_tie)
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from ggufspec.audit import statistics as stats
 from ggufspec.audit.report import (
+    AuditedDivergence,
     AuditOptions,
     AuditReport,
     Distances,
-    Divergence,
     Greedy,
     Sequences,
 )
@@ -135,7 +135,7 @@ class _Audit:
             found = scoring.compare(self._engine, prompt, plain, speculative, options)
             if found is not None:
                 near_tie = max(near_tie, found.rounding)
-                divergences.append(Divergence(i, found.position, found.tokens, found.gap))
+                divergences.append(AuditedDivergence(i, found.position, found.tokens, found.gap))
             self._report("Generating at temperature 0", i + 1, len(prompts))
         return Greedy(len(prompts), near_tie, tuple(divergences))
 

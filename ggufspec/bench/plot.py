@@ -191,7 +191,7 @@ def _draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> N
     axes.set_xlabel("draft length (the pass has one token more)")
 
 
-def _draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> None:
+def _draw_acceptances(axes: Axes, accepted: Sequence[plot_data.AcceptanceCurve]) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axes.set_title("Drafts accepted up to a position")

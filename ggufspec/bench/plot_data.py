@@ -36,7 +36,7 @@ class SpeedupLine:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceCurve:
     """`shares[i]`: of the drafts with over i tokens, the share with tokens 0 to i accepted."""
 
     number: int
@@ -84,12 +84,12 @@ def speedup_lines(results: BenchResults) -> list[SpeedupLine]:
     return made if any(len(line.lengths) > 1 for line in made) else []
 
 
-def acceptances(results: BenchResults) -> list[Acceptance]:
+def acceptances(results: BenchResults) -> list[AcceptanceCurve]:
     """Acceptance of at most MAX_LINES contenders: auto and the longest length of each series.
 
     A single series also shows half its longest length, and a quarter; more lines would overlap.
     """
-    ranked: list[tuple[int, Acceptance]] = []
+    ranked: list[tuple[int, AcceptanceCurve]] = []
     series = _series(results)
     for number, (_, members) in enumerate(series):
         known = [row for row in members if row.by_position]
@@ -103,7 +103,7 @@ def acceptances(results: BenchResults) -> list[Acceptance]:
         for rank, row in enumerate([*chosen, *kept[:_MAX_LENGTHS]]):
             shares = _shares(results.of(row.contender.name))
             label = str(row.contender.options.get(_LENGTH, row.contender.name))
-            ranked.append((rank, Acceptance(number, label, row in chosen, shares)))
+            ranked.append((rank, AcceptanceCurve(number, label, row in chosen, shares)))
     ranked.sort(key=lambda each: (each[0], each[1].number))
     return sorted((line for _, line in ranked[:MAX_LINES]), key=lambda line: line.number)
 

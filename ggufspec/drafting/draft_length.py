@@ -340,8 +340,9 @@ class LengthPolicy:
             self._n_sharers = n_sharers
             self._is_current = False
 
-    def reads_ahead(self, n_unread: int, n_most: int) -> bool:
-        """Whether the draft model should read a prompt before the first round.
+    def begin_text(self, n_unread: int, n_most: int) -> bool:
+        """Begin a text; returns whether the draft model should read its prompt before the first
+        round.
 
         If not, it does so once that pays. `n_unread`: prompt tokens that it has not read;
         `n_most`: maximum tokens of the text. Always for a fixed length.

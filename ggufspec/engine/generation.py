@@ -334,7 +334,7 @@ class Generation:
             return True
         tokens = self._all_tokens
         n_known = 0 if self.repeats else draft.n_common(tokens)  # a seed repeats its draft lengths
-        return self._policy.reads_ahead(len(tokens) - n_known, self._room.n_end - len(tokens))
+        return self._policy.begin_text(len(tokens) - n_known, self._room.n_end - len(tokens))
 
     def _end_reading(self) -> None:
         if self._room.n_dropped:

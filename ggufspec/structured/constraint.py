@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ggufspec.decoding.types import n_same
 from ggufspec.errors import ConstraintError, OptionError
-from ggufspec.structured.keys import JsonStart, KeyTokens, Place, clear
+from ggufspec.structured.keys import JsonStart, KeyPlace, KeyTokens, clear
 from ggufspec.structured.limits import TokenTexts, limited_matcher, summary
 
 # Next tokens that are tried, to see whether the last forced token merges with them.
@@ -224,16 +224,16 @@ class GrammarConstraint:
         n: int = self._matcher.validate_tokens(list(tokens))
         return len(self._places_after(tokens[:n]))
 
-    def _places_after(self, tokens: Sequence[int]) -> list[Place | None]:
+    def _places_after(self, tokens: Sequence[int]) -> list[KeyPlace | None]:
         """The place after each of the next tokens, up to one that repeats a key."""
-        place, places = self._places[-1], list[Place | None]()
+        place, places = self._places[-1], list[KeyPlace | None]()
         for token in tokens:
             if place is not None and (place := self._after(place, token)) is None:
                 break
             places.append(place)
         return places
 
-    def _after(self, place: Place, token: int) -> Place | None:
+    def _after(self, place: KeyPlace, token: int) -> KeyPlace | None:
         piece = self._table.pieces[token]
         if not place.is_json:
             assert self._json_start is not None
@@ -242,7 +242,7 @@ class GrammarConstraint:
 
     def _allowed(self) -> NDArray[np.uint32]:
         """The tokens that may follow the text that was read."""
-        mask, place, known = self._without_repetition(), self._places[-1], dict[Place, bool]()
+        mask, place, known = self._without_repetition(), self._places[-1], dict[KeyPlace, bool]()
         if place is not None and place.is_json and self._has_few_keys:
             towards = self._table.keys.towards(place, mask)
             clear(mask, [token for token in towards if not self._leads_on(token, known)])
@@ -254,7 +254,7 @@ class GrammarConstraint:
             clear(mask, list(self._table.keys.repeating(place, mask)))
         return mask
 
-    def _leads_on(self, token: int, known: dict[Place, bool]) -> bool:
+    def _leads_on(self, token: int, known: dict[KeyPlace, bool]) -> bool:
         """Whether an object may continue after a token that ends before or in a key.
 
         Not if only keys that it has could follow. `known`: answers for places in the same key.
@@ -268,7 +268,7 @@ class GrammarConstraint:
             self._read(text)
         return known[place]
 
-    def _goes_on(self, place: Place, known: dict[Place, bool]) -> bool:
+    def _goes_on(self, place: KeyPlace, known: dict[KeyPlace, bool]) -> bool:
         mask, keys = self._without_repetition(), self._table.keys
         return keys.lead_elsewhere(place, mask) or any(
             self._leads_on(token, known) for token in list(keys.towards(place, mask))

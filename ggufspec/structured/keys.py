@@ -29,14 +29,14 @@ class Level(NamedTuple):
     keys: frozenset[bytes] | None  # None: an array
 
 
-class Place(NamedTuple):
+class KeyPlace(NamedTuple):
     """A position in JSON. `begun`: a key so far; in another string, a backslash that ends it."""
 
     level: Level | None = None
     where: Literal["before JSON", "value", "before key", "key", "string"] = "value"
     begun: bytes = b""
 
-    def after(self, text: bytes) -> Place | None:
+    def after(self, text: bytes) -> KeyPlace | None:
         """The position after more text; None if the text repeats a key."""
         (level, where, begun), at = self, 0
         while True:
@@ -46,7 +46,7 @@ class Place(NamedTuple):
                 assert match is not None
                 n = match.end()
                 if string[n : n + 1] != b'"':
-                    return Place(level, where, string if where == "key" else string[n:])
+                    return KeyPlace(level, where, string if where == "key" else string[n:])
                 if where == "key":
                     assert level is not None
                     assert level.keys is not None
@@ -56,7 +56,7 @@ class Place(NamedTuple):
                 at += n + 1 - len(begun)
                 where, begun = "value", b""
             elif (mark := _MARK.search(text, at)) is None:
-                return Place(level, where)
+                return KeyPlace(level, where)
             else:
                 at = mark.end()
                 if mark[0] == b'"':
@@ -106,16 +106,16 @@ class JsonStart(NamedTuple):
         begin, end = json.loads(grammar[len(_COMMENT) :].partition("\n")[0])
         return JsonStart(begin.encode(), end.encode())
 
-    def place(self, text: bytes) -> Place | None:
+    def place(self, text: bytes) -> KeyPlace | None:
         """The position after a text, or after the text that the `begun` of a position stands for;
         None if it repeats a key."""
         begin, end = self
         if not end or not (text.startswith(begin) or begin.startswith(text)):
-            return Place().after(text)
+            return KeyPlace().after(text)
         before, found, json_text = text[len(begin) :].partition(end)
         if found:
-            return Place().after(json_text)
-        return Place(
+            return KeyPlace().after(json_text)
+        return KeyPlace(
             None, "before JSON", text[: len(begin)] + before[1 - len(end) or len(before) :]
         )
 
@@ -139,7 +139,7 @@ class KeyTokens:
         self._whole = {string: np.array(sorted(tokens)) for string, tokens in whole.items()}
         self._twice = np.array(sorted(twice), np.int64)
 
-    def repeating(self, place: Place, mask: NDArray[np.uint32]) -> Iterator[int]:
+    def repeating(self, place: KeyPlace, mask: NDArray[np.uint32]) -> Iterator[int]:
         """The tokens of a mask that repeat a key."""
         if place.where == "key":
             for rest in place.rests:
@@ -156,7 +156,7 @@ class KeyTokens:
             if place.after(self._pieces[token]) is None:
                 yield token
 
-    def towards(self, place: Place, mask: NDArray[np.uint32]) -> Iterator[int]:
+    def towards(self, place: KeyPlace, mask: NDArray[np.uint32]) -> Iterator[int]:
         """The tokens of a mask after which a key is next, or begun, of which `rests` are left.
 
         In a key, tokens that are not in the mask are among them.
@@ -171,7 +171,7 @@ class KeyTokens:
             if after is not None and after.rests:
                 yield token
 
-    def lead_elsewhere(self, place: Place, mask: NDArray[np.uint32]) -> bool:
+    def lead_elsewhere(self, place: KeyPlace, mask: NDArray[np.uint32]) -> bool:
         """Whether a token of a mask, without `repeating`, leads to none of the `rests`."""
         if place.where == "key":
             left = mask.copy()

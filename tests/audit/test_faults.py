@@ -12,7 +12,7 @@ from audit.conftest import Plant, lossy, of_siblings
 
 import ggufspec
 from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, audit
-from ggufspec.audit.report import Divergence, Greedy
+from ggufspec.audit.report import AuditedDivergence, Greedy
 from ggufspec.decoding import verify
 from ggufspec.decoding.types import Draft, Logits, Probs, Uniforms, Verdict
 from ggufspec.engine import scoring
@@ -26,7 +26,7 @@ SMALL = AuditOptions(n_runs=6, n_tokens=12, seed=0, tree="off", verify="rejectio
 # The embedded pair agrees so often that faults show: 58 % of its drafts are accepted.
 OPEN: GenerateOptions = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 LARGE = replace(SMALL, n_runs=30, n_tokens=32, options=OPEN)
-TIE = Divergence(prompt=0, position=3, tokens=(5, 6), gap=0.01)
+TIE = AuditedDivergence(prompt=0, position=3, tokens=(5, 6), gap=0.01)
 
 
 @pytest.fixture(scope="module")

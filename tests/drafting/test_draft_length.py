@@ -358,10 +358,10 @@ def test_prompts_are_read_ahead_where_texts_share_passes_only_if_it_pays(
         costs.observe_target(n, 1.0 + each_further * (n - 1))
     costs.observe_draft(1, 0.05)
     policy = LengthPolicy(costs, both(3.0, 0.1))
-    assert policy.reads_ahead(2, 100)
+    assert policy.begin_text(2, 100)
     policy.set_n_sharers(4)
-    assert policy.reads_ahead(2, 100) == pays
-    assert not policy.reads_ahead(100_000, 100)
+    assert policy.begin_text(2, 100) == pays
+    assert not policy.begin_text(100_000, 100)
 
 
 def reading() -> LengthPolicy:
@@ -374,13 +374,13 @@ def reading() -> LengthPolicy:
 
 def test_a_prompt_is_read_ahead_if_that_pays_for_the_text_that_is_expected() -> None:
     policy = reading()
-    assert policy.reads_ahead(1000, 2000)
-    assert not policy.reads_ahead(1000, 50), "so short a text saves less"
-    assert not policy.reads_ahead(10_000, 2000)
+    assert policy.begin_text(1000, 2000)
+    assert not policy.begin_text(1000, 50), "so short a text saves less"
+    assert not policy.begin_text(10_000, 2000)
     for _ in range(20):
         policy.account.length.observe(10)
-    assert not policy.reads_ahead(1000, 2000), "the texts before were short"
-    assert LengthPolicy().reads_ahead(10**6, 1), "a fixed length does not weigh costs"
+    assert not policy.begin_text(1000, 2000), "the texts before were short"
+    assert LengthPolicy().begin_text(10**6, 1), "a fixed length does not weigh costs"
 
 
 def test_a_prompt_that_was_not_read_is_read_once_the_text_is_long() -> None:
@@ -388,7 +388,7 @@ def test_a_prompt_that_was_not_read_is_read_once_the_text_is_long() -> None:
     policy.account.length.observe(10)
     policy.account.length.observe(10)
     n_prompt = 3000
-    assert not policy.reads_ahead(n_prompt, 5000)
+    assert not policy.begin_text(n_prompt, 5000)
     n_written, balance = 0, policy.account.balances[1]
     while policy.start_round(3, n_prompt + 1 + n_written) is not Action.DRAFT:
         assert "reading the text" in policy.why

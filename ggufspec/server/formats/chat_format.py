@@ -22,7 +22,7 @@ from ggufspec.server.formats.deltas import (
     Parsing,
     Reader,
 )
-from ggufspec.server.formats.grammar import Reasoning
+from ggufspec.server.formats.grammar import ReasoningMarks
 from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, derive, parts, words
 
 _HARMONY_HEADER = "<|start|>assistant"
@@ -68,7 +68,7 @@ class ChatFormat:
         tail = b"".join(map(vocab.shown, prompt[-_N_TAIL:]))
         return self.begun(tail.decode("utf-8", "replace"))
 
-    def reasoning(self, begun: str) -> Reasoning | None:
+    def reasoning(self, begun: str) -> ReasoningMarks | None:
         """The reasoning that may follow `begun`; None: none may follow."""
         if self.syntax.reasoning is None:
             return None
@@ -78,7 +78,7 @@ class ChatFormat:
             return None
         if self.syntax.is_harmony:
             end += _HARMONY_HEADER
-        return Reasoning(begin, end, opened >= 0) if begin else None
+        return ReasoningMarks(begin, end, opened >= 0) if begin else None
 
     def parser(
         self,

@@ -22,7 +22,7 @@ _TERMINALS = (
 )
 
 
-class Reasoning(NamedTuple):
+class ReasoningMarks(NamedTuple):
     """The reasoning before an answer, and whether the prompt has opened it."""
 
     begin: str
@@ -45,7 +45,7 @@ class GrammarMaker:
     def grammar(
         self,
         tools: Sequence[Mapping[str, Any]],
-        reasoning: Reasoning | None,
+        reasoning: ReasoningMarks | None,
         *,
         is_required: bool = False,
         is_parallel: bool = False,
@@ -76,7 +76,7 @@ class GrammarMaker:
         is_json = (is_required or bool(content)) and call.kind in ("json", "named", "python")
         return self._whole(body, reasoning, is_json=is_json)
 
-    def _whole(self, body: str, reasoning: Reasoning | None, *, is_json: bool) -> str:
+    def _whole(self, body: str, reasoning: ReasoningMarks | None, *, is_json: bool) -> str:
         """The grammar of reasoning and a body. `is_json`: any quotes and brackets are JSON's."""
         start, json_start = body, JsonStart()
         if reasoning is not None:
