@@ -26,7 +26,7 @@ from ggufspec.models.local import parse
 from ggufspec.models.pull import Mismatch, locate
 from ggufspec.models.pull import check as check_one
 from ggufspec.models.pull import pull as pull_one
-from ggufspec.models.registry import ModelEntry, ModelPair, TrimEntry, load_registry
+from ggufspec.models.registry import ModelEntry, ModelPair, load_registry
 from ggufspec.models.shape import experts_of, shape_of
 from ggufspec.models.trim_facts import trim_of, trim_text
 
@@ -62,8 +62,7 @@ def list_models(as_json: bool) -> None:
     facts = [_entry_facts(entry, n_memory) for entry in registry.models.values()]
     if as_json:
         pairs = [_pair_facts(pair) for pair in registry.pairs.values()]
-        trims = [_trim_facts(trim) for trim in registry.trims.values()]
-        render.echo_json({"models": facts, "pairs": pairs, "trims": trims, "memory": n_memory})
+        render.echo_json({"models": facts, "pairs": pairs, "memory": n_memory})
         return
     rows = [["name", "size", "cached", "fits", "repository"]]
     yes_or_no = {True: "yes", False: "no", None: "?"}
@@ -71,9 +70,6 @@ def list_models(as_json: bool) -> None:
         size = format_bytes(row["size"]) if row["size"] else "?"
         cached, fits = "yes" if row["cached"] else "", yes_or_no[row["fits_memory"]]
         rows.append([row["name"], size, cached, fits, row["repo"]])
-    for trim in registry.trims.values():
-        made = "yes" if trim.path.is_file() else ""
-        rows.append([trim.alias, "?", made, "?", f"trimmed from {trim.of}"])
     widths = render.column_widths(rows)
     if sys.stdout.isatty() and sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns:
         rows = [row[:-1] for row in rows]  # leave out the repository
@@ -87,7 +83,7 @@ def show(name: str, as_json: bool) -> None:
     """Show registry entry, pairs and file header of a model."""
     registry = load_registry()
     named = parse(name, registry)
-    known = named if isinstance(named, (ModelEntry, TrimEntry)) else None
+    known = named if isinstance(named, ModelEntry) else None
     paths = locate(name, registry)
     if known is None and paths is None:
         raise ModelError(
@@ -100,8 +96,7 @@ def show(name: str, as_json: bool) -> None:
     pairs = registry.pairs_of(known.alias) if known else ()
     if as_json:
         document = {
-            "entry": _entry_facts(known, None) if isinstance(known, ModelEntry) else None,
-            "trim": _trim_facts(known) if isinstance(known, TrimEntry) else None,
+            "entry": _entry_facts(known, None) if known else None,
             "pairs": [_pair_facts(pair) for pair in pairs],
             "header": header and _header_facts(header),
         }
@@ -275,15 +270,7 @@ def _pair_facts(pair: ModelPair) -> dict[str, Any]:
     return {**vars(pair), "settings": dict(pair.settings)}
 
 
-def _trim_facts(trim: TrimEntry) -> dict[str, Any]:
-    facts, made = asdict(trim), str(trim.path) if trim.path.is_file() else None
-    return {"name": facts.pop("alias"), **facts, "command": trim.command, "cached": made}
-
-
-def _known_text(entry: ModelEntry | TrimEntry) -> str:
-    if isinstance(entry, TrimEntry):
-        made = "yes" if entry.path.is_file() else "not yet"
-        return _lines({"name": entry.alias, "of": entry.of, "made": f"{made} (`{entry.command}`)"})
+def _known_text(entry: ModelEntry) -> str:
     facts = _entry_facts(entry, None)
     rows = {
         "name": entry.alias,

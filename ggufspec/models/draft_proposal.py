@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from ggufspec.errors import ModelError, VocabError
@@ -14,7 +13,7 @@ from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model, head_of, is_head
 from ggufspec.models.pull import locate
-from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry, trims_folder
+from ggufspec.models.registry import ModelEntry, Registry, load_registry
 from ggufspec.models.shape import shape_of
 from ggufspec.models.trim_facts import trim_of, trim_text
 from ggufspec.models.vocabulary_overlap import n_common
@@ -61,10 +60,7 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
     entry = _entry_of(named, known)
     draft = entry and known.draft_for(entry.alias)
     if entry is not None and draft is not None:
-        why = f"the registry pairs it with {entry.alias}"
-        if not isinstance(draft, TrimEntry) or draft.path.is_file():
-            return DraftProposal(draft.alias, why)
-        return DraftProposal(draft.of, f"{why}, trimmed, which is faster: `{draft.command}`")
+        return DraftProposal(draft.alias, f"the registry pairs it with {entry.alias}")
     if same := next((each for each in drafts if each.has_same_vocabulary), None):
         return DraftProposal(str(same.path), f"the smallest here with {target}'s vocabulary")
     others = [each for each in drafts if each.overlap >= LEAST_OVERLAP]
@@ -92,9 +88,8 @@ class _Candidate:
 def _headers_here(wanted: Header) -> Iterator[Header]:
     """Yields headers of files beside the target and of smaller files in caches, by size."""
     beside = wanted.paths[0].parent
-    folders = (beside, trims_folder())
     models = (
-        *chain.from_iterable(map(local.models_in, folders)),
+        *local.models_in(beside),
         *local.heads_below(beside),
         *local.cached_models(),
     )
@@ -162,5 +157,4 @@ def _entry_of(named: local.Named, known: Registry) -> ModelEntry | None:
             if paths and paths[0].resolve() == content:
                 return entry
         return None
-    repo = None if isinstance(named, TrimEntry) else named.repo
-    return next((entry for entry in known.models.values() if entry.repo == repo), None)
+    return next((entry for entry in known.models.values() if entry.repo == named.repo), None)

@@ -17,7 +17,7 @@ from ggufspec.errors import CacheError, ModelError
 from ggufspec.models import quants
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import is_head
-from ggufspec.models.registry import ModelEntry, Registry, TrimEntry
+from ggufspec.models.registry import ModelEntry, Registry
 
 _REVISION = r"refs/pr/\d+|[\w-][\w.-]*"
 _HUB = re.compile(
@@ -51,7 +51,7 @@ class HubQuant:
     revision: str = "main"
 
 
-Named = Path | ModelEntry | HubFiles | HubQuant | TrimEntry
+Named = Path | ModelEntry | HubFiles | HubQuant
 
 
 def local_file(name: str) -> Path | None:
@@ -74,7 +74,7 @@ def parse(name: str, registry: Registry) -> Named:
     """
     if (path := local_file(name)) is not None:
         return path
-    if (entry := registry.get(name) or registry.get_trim(name)) is not None:
+    if (entry := registry.get(name)) is not None:
         return entry
     if match := _URL.fullmatch(name):
         return _files(match["repo"], unquote(match["path"]), match["revision"])
@@ -130,11 +130,9 @@ def repo_folder(repo: str) -> Path:
 
 
 def find(
-    wanted: ModelEntry | HubFiles | HubQuant | TrimEntry, *, heads: bool = False
+    wanted: ModelEntry | HubFiles | HubQuant, *, heads: bool = False
 ) -> tuple[Path, ...] | None:
     """The files of a model if all are in the cache, else None. heads: see `quants.choose`."""
-    if isinstance(wanted, TrimEntry):
-        return (wanted.path,) if wanted.path.is_file() else None
     if (folder := _snapshot(repo_folder(wanted.repo), wanted.revision)) is None:
         return None
     if isinstance(wanted, HubQuant):

@@ -16,9 +16,8 @@ from ggufspec.models.local import HubQuant
 from ggufspec.models.pull import locate
 from ggufspec.models.quantization import header_of
 from ggufspec.models.quants import quant_of
-from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry
+from ggufspec.models.registry import ModelEntry, Registry, load_registry
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
-from ggufspec.models.trim_facts import numbers_of
 
 
 def header_of_name(name: str, registry: Registry | None = None) -> Header:
@@ -45,8 +44,6 @@ def header_of_name(name: str, registry: Registry | None = None) -> Header:
     if paths is not None:
         return read_header(paths[0])
     assert not isinstance(named, Path)
-    if isinstance(named, TrimEntry):
-        raise named.not_made()
     entry = named if isinstance(named, ModelEntry) else None
     entries = [entry] if entry else registry.models.values()
     found = next((each.shape for each in entries if each.repo == named.repo and each.shape), None)
@@ -62,26 +59,6 @@ def header_of_name(name: str, registry: Registry | None = None) -> Header:
         untied = header_of(entry.alias, replace(found, tied=False), quant or "")
         return untied if untied.n_tensor_bytes <= entry.size else made
     return made
-
-
-def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
-    """Estimates the shape of a trimmed draft that is not made yet, from the whole model's shape."""
-    n_vocab = min(trim.vocab or of.n_vocab, of.n_vocab)
-    share = n_vocab / of.n_vocab
-    kept = trim.layers and numbers_of(trim.layers)
-    layers = tuple(layer for i, layer in enumerate(of.layers) if not kept or i in kept)
-    if not layers:
-        raise ModelError(f"{trim.alias} keeps none of the {of.n_layers} layers of {of.name}")
-    made = replace(
-        of,
-        name=trim.alias,
-        layers=layers,
-        n_input_bytes=round(of.n_input_bytes * share),
-        n_output_bytes=round(of.n_output_bytes * share),
-        n_vocab=n_vocab,
-        is_exact=False,
-    )
-    return replace(made, n_params=round(of.n_params * made.n_bytes / of.n_bytes))
 
 
 def adapted_shape(name: str, adapters: Adapters) -> ModelShape:
@@ -118,11 +95,7 @@ def shapes_of_pair(target: str, draft: str | None) -> tuple[ModelShape, ModelSha
 
 def shape_of_name(name: str) -> ModelShape:
     """The shape of a named model, from its file, else from the registry. Raises ModelError."""
-    registry = load_registry()
-    trim = registry.get_trim(name)
-    if trim is not None and locate(name, registry) is None:
-        return trimmed_shape(shape_of_name(trim.of), trim)
-    header = header_of_name(name, registry)
+    header = header_of_name(name)
     if header.paths:
         return shape_of(header)
     n_vocab = header.tensor("token_embd.weight").shape[1]

@@ -12,7 +12,7 @@ from ggufspec.models import hub, local, quants
 from ggufspec.models.download import fetch
 from ggufspec.models.hub import RemoteFile
 from ggufspec.models.local import HubFiles, HubQuant
-from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry
+from ggufspec.models.registry import ModelEntry, Registry, load_registry
 
 
 def resolve(
@@ -59,11 +59,9 @@ def pull(
     named = local.parse(name, registry or load_registry())
     if isinstance(named, Path):
         return (named,)
-    if isinstance(named, TrimEntry) or offline or hub.is_offline():
+    if offline or hub.is_offline():
         if (found := local.find(named, heads=heads)) is not None:
             return found
-        if isinstance(named, TrimEntry):
-            raise named.not_made()
         raise DownloadError(hub.offline_message(name))
     return fetch(_remote_files(named, name, heads), progress)
 

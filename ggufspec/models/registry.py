@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -10,11 +9,10 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ggufspec.common.files import default_cache_dir, platform_folder
+from ggufspec.common.files import platform_folder
 from ggufspec.common.reading import TOMLDecodeError, parse_toml
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.quants import did_you_mean, stays_within
-from ggufspec.models.trim_facts import numbers_of
 
 REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
 _FILE_NAME = "models.toml"
@@ -65,32 +63,6 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
-class TrimEntry:
-    """A draft that `ggufspec trim` makes of a registered model."""
-
-    alias: str
-    of: str
-    vocab: int | None = None  # number of tokens to keep
-    layers: str | None = None  # the layers to keep, such as "0-9,14-23"
-
-    @property
-    def path(self) -> Path:
-        """The path of the trimmed file, which may not be made yet."""
-        return trims_folder() / f"{self.alias}.gguf"
-
-    @property
-    def command(self) -> str:
-        """The command that makes it."""
-        cut = f" --vocab {self.vocab}" if self.vocab else ""
-        cut += f" --layers {self.layers}" if self.layers else ""
-        return f"ggufspec trim {self.of}{cut} -o {self.path}"
-
-    def not_made(self) -> ModelError:
-        """The error to raise if the file is needed but was not made."""
-        return ModelError(f"the draft {self.alias} is not made yet: `{self.command}` makes it")
-
-
-@dataclass(frozen=True)
 class ModelPair:
     """A target and a draft for it. settings: options of `ggufspec run`."""
 
@@ -103,17 +75,15 @@ class ModelPair:
 
 @dataclass(frozen=True)
 class Registry:
-    """Models, pairs and trimmed drafts by name; case does not matter."""
+    """Models and pairs by name; case does not matter."""
 
     models: Mapping[str, ModelEntry]
     pairs: Mapping[str, ModelPair]
-    trims: Mapping[str, TrimEntry] = field(default_factory=dict)
 
     def get(self, alias: str) -> ModelEntry | None:
-        return _find(self.models, alias)
-
-    def get_trim(self, alias: str) -> TrimEntry | None:
-        return _find(self.trims, alias)
+        return next(
+            (each for name, each in self.models.items() if name.lower() == alias.lower()), None
+        )
 
     def find(self, alias: str) -> ModelEntry:
         """The model of that name. Raises ModelError, which suggests similar ones."""
@@ -123,33 +93,24 @@ class Registry:
 
     def unknown(self, alias: str) -> str:
         """The message for a name that is not registered, with similar ones."""
-        known = (*self.models, *self.trims)
         return (
-            f"no model is registered as {alias!r}{did_you_mean(alias, known)}; "
+            f"no model is registered as {alias!r}{did_you_mean(alias, self.models)}; "
             "`ggufspec models list` lists the registered names"
         )
 
     def pairs_of(self, alias: str) -> tuple[ModelPair, ...]:
-        """The pairs in which this model or trimmed draft is the target or the draft."""
+        """The pairs in which this model is the target or the draft."""
         return tuple(pair for pair in self.pairs.values() if alias in (pair.target, pair.draft))
 
-    def draft_for(self, alias: str) -> ModelEntry | TrimEntry | None:
+    def draft_for(self, alias: str) -> ModelEntry | None:
         """The draft that a pair has for this model, or for another quantization of it."""
         target = self.find(alias)
         pairs = sorted(self.pairs.values(), key=lambda pair: pair.target != target.alias)
         for pair in pairs:
             shape = self.models[pair.target].shape
             if pair.target == target.alias or (shape is not None and shape == target.shape):
-                return self.models.get(pair.draft) or self.trims[pair.draft]
+                return self.models[pair.draft]
         return None
-
-
-def trims_folder() -> Path:
-    """The folder of trimmed drafts that the registry names; created if possible."""
-    folder = default_cache_dir() / "trims"
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def load_registry() -> Registry:
@@ -181,29 +142,27 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
     shapes: dict[str, Dimensions] = {}
     models: dict[str, ModelEntry] = {}
     pairs: dict[str, ModelPair] = {}
-    trims: dict[str, TrimEntry] = {}
     for file, text in texts:
         try:
             content = parse_toml(text)
         except (TOMLDecodeError, RecursionError) as error:
             raise OptionError(f"the registry {file} is not TOML: {error}") from error
         root = _Table(file, "", content)
-        root.check_keys({"models", "shapes", "pairs", "trims"})
+        root.check_keys({"models", "shapes", "pairs"})
         for name, table in root.tables("shapes"):
             shapes[name] = table.fill(Dimensions, name=name)
         for name, table in root.tables("models"):
             replaced = next((known for known in models if known.lower() == name.lower()), name)
             models.pop(replaced, None)
             models[name] = _entry(name, table, shapes)
-        for name, table in root.tables("trims"):
-            trims[name] = _trim(name, table, models)
         for name, table in root.tables("pairs"):
-            pairs[name] = _pair(name, table, models, trims)
-    return Registry(models, pairs, trims)
+            pairs[name] = _pair(name, table, models)
+    return Registry(models, pairs)
 
 
 def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelEntry:
-    _check_name(name, table)
+    if not _ALIAS.fullmatch(name) or name.lower().endswith(".gguf"):
+        raise table.wrong("is not a valid name: use letters, digits and . _ + -")
     shape = table.take("shape", str, required=False)
     if shape is not None and shape not in shapes:
         raise table.wrong(f"shape is {shape!r}; there is no [shapes] entry for it", shape, shapes)
@@ -224,21 +183,6 @@ def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelE
     return entry
 
 
-def _trim(name: str, table: _Table, models: Iterable[str]) -> TrimEntry:
-    _check_name(name, table)
-    trim = table.fill(TrimEntry, alias=name)
-    if trim.vocab is None and trim.layers is None:
-        raise table.wrong("has neither vocab nor layers; it needs one")
-    if trim.layers is not None and not numbers_of(trim.layers):
-        raise table.wrong(f"layers is {trim.layers!r}; it must be like 0-9,14-23")
-    return replace(trim, of=_known(trim.of, table, models))
-
-
-def _check_name(name: str, table: _Table) -> None:
-    if not _ALIAS.fullmatch(name) or name.lower().endswith(".gguf"):
-        raise table.wrong("is not a valid name: use letters, digits and . _ + -")
-
-
 def _known(alias: str, table: _Table, entries: Iterable[str]) -> str:
     """The registered spelling of a name; case is ignored. Raises OptionError if there is none."""
     by_lower = {name.lower(): name for name in entries}
@@ -250,14 +194,14 @@ def _known(alias: str, table: _Table, entries: Iterable[str]) -> str:
 _SETTINGS = {"draft_n", "temp", "ctx_size", "gpu_layers", "gpu_layers_draft"}
 
 
-def _pair(name: str, table: _Table, models: Iterable[str], trims: Iterable[str]) -> ModelPair:
+def _pair(name: str, table: _Table, models: Iterable[str]) -> ModelPair:
     pair = table.fill(ModelPair, name=name)
     _Table(table.file, f"{table.key}.settings", pair.settings).check_keys(_SETTINGS)
     for option, value in pair.settings.items():
         if type(value) not in (int, float):
             raise table.wrong(f"settings.{option} is {value!r}; it must be a number")
     target = _known(pair.target, table, models)
-    return replace(pair, target=target, draft=_known(pair.draft, table, (*models, *trims)))
+    return replace(pair, target=target, draft=_known(pair.draft, table, models))
 
 
 _KINDS: dict[str, tuple[type, str]] = {
@@ -268,7 +212,6 @@ _KINDS: dict[str, tuple[type, str]] = {
     "Mapping[str, int | float]": (dict, "a table"),
 }
 Record = TypeVar("Record")
-Entry = TypeVar("Entry")
 
 
 class _Table:
@@ -322,10 +265,6 @@ class _Table:
     def wrong(self, what: str, word: str = "", known: Iterable[str] = ()) -> OptionError:
         place = f" [{self.key}]" if self.key else ""
         return OptionError(f"the registry {self.file}:{place} {what}{did_you_mean(word, known)}")
-
-
-def _find(entries: Mapping[str, Entry], alias: str) -> Entry | None:
-    return next((each for name, each in entries.items() if name.lower() == alias.lower()), None)
 
 
 def _read(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,6 @@ import pytest
 import tiny
 import tiny_heads
 from hub import Hub, sha256, status
-
-from ggufspec.models.registry import trims_folder
 
 from .conftest import Command
 
@@ -206,28 +203,6 @@ def test_a_trimmed_file_says_what_it_was_cut_from(command: Command, tmp_path: Pa
     whole = tiny.write_llama(tmp_path / "whole.gguf")
     assert command("models", "show", whole, "--json").document["header"]["trim"] is None
     assert "origin" not in command("models", "show", whole).out
-
-
-def test_a_registered_trim_says_how_to_make_it(command: Command, run: Command, names: Hub) -> None:
-    own = Path(os.environ["GGUFSPEC_MODELS"])
-    own.write_text(own.read_text() + '[trims."Cut"]\nof = "Small"\nvocab = 300\n')
-    how = f"ggufspec trim Small --vocab 300 -o {trims_folder() / 'Cut.gguf'}"
-    listed = command("models", "list")
-    assert "trimmed from Small" in next(
-        line for line in listed.out.splitlines() if line.startswith("Cut ")
-    )
-    shown = command("models", "show", "cut")
-    assert shown.code == 0
-    assert f"not yet (`{how}`)" in shown.out
-    missing = run("-m", "Large", "-md", "Cut", "-p", "ab")
-    assert missing.code == 1
-    assert f"the draft Cut is not made yet: `{how}` makes it" in missing.err
-    tiny.write_llama(trims_folder() / "Cut.gguf", n_layer=1)
-    (facts,) = command("models", "list", "--json").document["trims"]
-    assert (facts["name"], facts["of"], facts["vocab"]) == ("Cut", "Small", 300)
-    assert facts["cached"] == str(trims_folder() / "Cut.gguf")
-    assert "architecture" in command("models", "show", "Cut").out
-    assert run("-m", "Large", "-md", "Cut", "-p", "ab", "-n", "4").code == 0
 
 
 def test_errors_are_reported_before_anything_is_downloaded(run: Command, names: Hub) -> None:

@@ -173,20 +173,6 @@ def test_a_draft_with_another_vocabulary_is_planned_with_a_note(pair: list[str])
     assert "128,256" not in invoke(*pair, "--vram", "24GiB").stderr
 
 
-def test_a_trimmed_draft_costs_less_before_it_is_made_too(
-    pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = tmp_path / "own.toml"
-    own.write_text('[trims."cut"]\nof = "8B-Q3_K_L"\nvocab = 32064\nlayers = "0-7"\n')
-    monkeypatch.setenv("GGUFSPEC_MODELS", str(own))
-    there = ("--vram", "24GiB", "--ram", "64GiB", "--json")
-    whole, cut = (document(*pair[:2], "--draft", draft, *there) for draft in ("8B-Q3_K_L", "cut"))
-    assert (cut["draft"]["name"], cut["draft"]["n_layers"]) == ("cut", 8)
-    assert cut["draft"]["n_bytes"] == pytest.approx(whole["draft"]["n_bytes"] / 4, rel=0.01)
-    speeds = [each["plans"][0]["tokens_per_second"] for each in (whole, cut)]
-    assert speeds[0] < speeds[1]
-
-
 def test_a_smaller_context_of_the_draft_takes_less_memory(pair: list[str]) -> None:
     there = (*pair, "--vram", "0", "--ram", "64GiB", "-c", "32768")
     whole, short = document(*there), document(*there, "-cd", "1024")

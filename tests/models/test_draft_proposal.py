@@ -15,7 +15,7 @@ from ggufspec.models import draft_proposal, local
 from ggufspec.models.draft_proposal import DraftProposal, propose_draft
 from ggufspec.models.gguf_file import write
 from ggufspec.models.header import read_header
-from ggufspec.models.registry import Registry, parse_registry, trims_folder
+from ggufspec.models.registry import Registry
 from ggufspec.models.trim import trimmed
 from ggufspec.models.vocabulary_overlap import n_common
 
@@ -73,13 +73,11 @@ def test_what_costs_more_than_half_of_the_target_is_not_proposed(large: Path) ->
     check_none(large)
 
 
-@pytest.mark.parametrize("folder", ["beside", "trims"])
-def test_a_trimmed_draft_comes_first(folder: str, large: Path) -> None:
-    place = large.parent if folder == "beside" else trims_folder()
+def test_a_trimmed_draft_comes_first(large: Path) -> None:
     tiny.write_llama(large.with_name("same.gguf"), n_layer=1)
     cut = tiny.SPM.with_size(300)
     paths = [
-        tiny.write_llama(place / f"cut{i}.gguf", n_layer=3, vocab=cut, header=TRIMMED)
+        tiny.write_llama(large.with_name(f"cut{i}.gguf"), n_layer=3, vocab=cut, header=TRIMMED)
         for i in range(2)
     ]
     os.utime(paths[1], (1, 1))
@@ -147,21 +145,8 @@ def test_few_headers_are_read(large: Path, monkeypatch: pytest.MonkeyPatch) -> N
 ENTRIES = (
     '[models."L"]\nrepo = "lab/large"\nfiles = ["l.gguf"]\n'
     '[models."S"]\nrepo = "lab/s"\nfiles = ["s.gguf"]\n'
-    '[trims."S-cut"]\nof = "s"\nvocab = 300\n'
-    '[pairs."p"]\ntarget = "L"\ndraft = "S-cut"\n'
+    '[pairs."p"]\ntarget = "L"\ndraft = "s"\n'
 )
-
-
-def test_a_registered_trim_is_proposed_once_it_is_made() -> None:
-    known = parse_registry([("mine", ENTRIES)])
-    found = propose_draft("L", known)
-    assert found.name == "S", "until then, what it is made of"
-    command = f"ggufspec trim S --vocab 300 -o {trims_folder() / 'S-cut.gguf'}"
-    assert command in found.why
-    (trims_folder() / "S-cut.gguf").touch()
-    found = propose_draft("L", known)
-    assert found.name == "S-cut"
-    assert "the registry pairs it with L" in found.why
 
 
 # What models have in common

@@ -92,36 +92,6 @@ def test_a_pair_of_registered_and_own_models() -> None:
     assert found.draft_for("B") == found.find("a")
 
 
-TRIM = '[trims."M-cut"]\nof = "M"\n'
-
-
-def test_a_trimmed_draft() -> None:
-    pair = '[pairs."p"]\ntarget = "m"\ndraft = "m-CUT"\n'
-    found = parse_registry([("mine", MODEL + TRIM + 'vocab = 9\nlayers = "0-2,5"\n' + pair)])
-    trim = found.get_trim("M-CUT")
-    assert trim is not None
-    assert trim.command == (f"ggufspec trim m --vocab 9 --layers 0-2,5 -o {trim.path}")
-    assert found.draft_for("m") == trim
-    assert [pair.name for pair in found.pairs_of("M-cut")] == ["p"]
-    assert found.get("M-cut") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (TRIM, "has neither vocab nor layers"),
-        (TRIM + "vocab = 0", "vocab is 0; it must be at least 1"),
-        (TRIM + 'layers = "0-"', "layers is '0-'; it must be like 0-9,14-23"),
-        (TRIM.replace('"M"', '"N"') + "vocab = 9", "'N' is not the name of a model"),
-        (TRIM.replace("M-cut", "M cut") + "vocab = 9", "is not a valid name"),
-        (TRIM + 'vocab = 9\n[pairs."p"]\ntarget = "M-cut"\ndraft = "m"', "'M-cut' is not the name"),
-    ],
-)
-def test_what_is_wrong_in_a_trimmed_draft(text: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        parse_registry([("mine", MODEL + text)])
-
-
 def test_a_named_file_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGUFSPEC_MODELS", "no-such.toml")
     with pytest.raises(OptionError, match=r"no-such.toml cannot be read.*GGUFSPEC_MODELS"):

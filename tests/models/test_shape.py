@@ -12,9 +12,8 @@ import tiny_heads
 
 from ggufspec.errors import ModelError
 from ggufspec.models.header import read_header
-from ggufspec.models.named_shape import header_of_name, shape_of_name, trimmed_shape
-from ggufspec.models.quantization import header_of
-from ggufspec.models.registry import TrimEntry, load_registry
+from ggufspec.models.named_shape import header_of_name, shape_of_name
+from ggufspec.models.registry import load_registry
 from ggufspec.models.shape import draft_shape, shape_of
 
 LARGEST_HEADER = 14_000_000  # a vocabulary, and its merges
@@ -57,7 +56,6 @@ def test_a_name_is_the_file_where_it_is_there_and_the_registry_elsewhere(tmp_pat
         ("llama-2-13b:IQ1_S", "quantized as IQ1_S.*supported are F32, F16"),
         ("llama-2-13:Q4_0", "similar names: llama-2-13b:Q4_K_M"),
         ("bartowski/Llama-3.2-1B-Instruct-GGUF/x.gguf", "quantized as nothing"),
-        ("cut", "is not made yet: `ggufspec trim 8B-Q3_K_L"),
     ],
 )
 def test_names_without_a_header(
@@ -67,22 +65,6 @@ def test_names_without_a_header(
     monkeypatch.setenv("GGUFSPEC_MODELS", str(tmp_path / "own.toml"))
     with pytest.raises(ModelError, match=told):
         header_of_name(name)
-
-
-def test_a_trimmed_draft_is_estimated_from_the_whole_model() -> None:
-    known = load_registry().find("70B-Q3_K_S").shape
-    assert known is not None
-    whole, real = (
-        shape_of(header_of("x", of, "Q4_0"))
-        for of in (known, replace(known, n_vocab=32_064, n_layers=20))
-    )
-    of = replace(whole, n_vocab=known.n_vocab)
-    made = trimmed_shape(of, TrimEntry("cut", "x", vocab=32_064, layers="0-9,70-79"))
-    assert (made.n_layers, made.n_vocab, made.is_exact) == (20, 32_064, False)
-    for name in ("n_bytes", "n_input_bytes", "n_output_bytes", "n_pass_bytes", "n_params"):
-        assert getattr(made, name) == pytest.approx(getattr(real, name), rel=0.02), name
-    with pytest.raises(ModelError, match="keeps none of the 80 layers"):
-        trimmed_shape(of, TrimEntry("cut", "x", layers="80-90"))
 
 
 @pytest.mark.parametrize(
