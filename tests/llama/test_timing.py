@@ -121,6 +121,9 @@ def test_a_context_changes_its_threads_in_silence(
         assert context.n_threads == 3
         assert llama_cpp.llama_n_threads(context.pointer) == 3
         assert llama_cpp.llama_n_threads_batch(context.pointer) == 3
+        context.keeps_threads = True  # as for texts with a seed
+        context.decode([5], 1)
+        assert context.n_threads_now == 3
     assert "n_threads" not in "".join(capfd.readouterr())
 
 
