@@ -123,6 +123,9 @@ def test_samplers_and_penalties_reach_the_engine(live: Live) -> None:
     plain: dict[str, Any] = {"temperature": 0, "max_tokens": 100, "drafter": "none"}
     wanted = engine.generate("hello world", repeat_penalty=1.5, repeat_last_n=-1, **plain)
     assert text_of(live, repetition_penalty=1.5, **asked) == wanted.text
+    free: dict[str, Any] = {"temperature": 2, "seed": 3, "max_tokens": 30}
+    wanted = engine.generate("hello world", top_k=0, drafter="none", **free)
+    assert text_of(live, top_k=-1, speculative=False, **free) == wanted.text
     dry: dict[str, Any] = {"dry_multiplier": 2.0, "dry_allowed_length": 1}
     wanted = engine.generate("hello world", **dry, **plain)
     assert text_of(live, **dry, **asked) == wanted.text
