@@ -217,6 +217,8 @@ def test_work_that_waits_fails_once_the_server_stops(engine: Engine) -> None:
     worker.finish()
     with pytest.raises(ApiError, match="stopping"):
         waiting.result(0)
+    with pytest.raises(ApiError, match="stopping"):
+        worker.call(engine.pair.slots[0], lambda: 1)
 
 
 def test_files_are_read_outside_of_the_worker(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
