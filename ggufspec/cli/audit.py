@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import DIFFERENCE, load_options, render, shared
-from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts
 from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, gathered, only, option
 from ggufspec.cli.text_settings import audited_options, conditions, with_file_sampling
 from ggufspec.common import defaults
@@ -98,7 +98,7 @@ def command(
     from ggufspec.audit import PROMPTS, AuditOptions, audit
 
     settings = AuditOptions(**audited, options=options)  # type: ignore[arg-type]
-    load_settings |= pair.load_settings(settings.n_draft)
+    load_settings |= room_for_drafts(settings.n_draft)
     paths = pair.find()
     with load_with_bars(*paths, load_settings) as engine, late_bars() as bars:
         own = with_file_sampling(settings.options, engine.file_sampling, verbose=verbose)

@@ -16,7 +16,7 @@ from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan, LocalProcess, StartWorker
 from ggufspec.cli import ERROR, INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.loading import LateBars, PairOptions, late_bars, usual_text
+from ggufspec.cli.loading import LateBars, PairOptions, late_bars, room_for_drafts, usual_text
 from ggufspec.cli.parameters import (
     AT_LEAST_1,
     COUNT,
@@ -144,8 +144,8 @@ def command(
         raise click.UsageError(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
-    load_settings |= pair.load_settings(settings["n_draft"])
-    text_settings.check_draft(pair, settings)
+    load_settings |= room_for_drafts(settings["n_draft"])
+    text_settings.check(pair, settings)
     if address is not None:
         check(address)
     prompts = read_prompts(prompt_file)[:limit]

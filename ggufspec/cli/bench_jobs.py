@@ -166,7 +166,7 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         title = what[0].upper() + what[1:]
     else:
         title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
-    load = {**options.load_settings, **pair.load_settings()}
+    load = options.load_settings
     return [_job(experiment, load, paths, name) for name, paths in pairs.items()], title
 
 
@@ -248,7 +248,7 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     experiment = replace(chosen.experiment, **options.of_experiment())
     # Options that the user gives replace the preset's settings.
     own = {key: value for key, value in chosen.load.items() if not text_settings.was_given(key)}
-    load = {**options.load_settings, **own, **options.pair.load_settings()}
+    load = {**options.load_settings, **own}
 
     def job(paths: tuple[Path, DraftFile | None], target: str, draft: str) -> PairBenchmark:
         return _job(

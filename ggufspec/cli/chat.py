@@ -78,7 +78,7 @@ def command(
     """
     if chat_template is not None:
         load_settings["chat_template"] = chat_template
-    text_settings.check_draft(pair, settings)
+    text_settings.check(pair, settings)
     given = {name: settings[name] for name in chat_messages.KEPT if text_settings.was_given(name)}
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, _, settings):
         chat = Chat(engine, system or "", settings, given, color=color, verbose=verbose)
@@ -155,11 +155,11 @@ class Chat:
         self._files: list[str] = []  # texts of /file, for the next message
         self._last: Run | None = None
         self._system(system)
-        self._options = text_settings.checked({**settings})
-        engine.check(self._options)
-        self._form = AnswerForm(engine, is_free=self._options.constraint_grammar is None)
+        options = text_settings.checked(settings)
+        engine.check(options)
+        self._form = AnswerForm(engine, is_free=options.constraint_grammar is None)
         self._settings = {**settings, "shown_tokens": self._form.shown_tokens}
-        self._options = text_settings.checked(self._settings)
+        self._options = replace(options, shown_tokens=self._form.shown_tokens)
 
     def take(self, entry: Entry) -> Run | None:
         """Execute a command, or answer a message. Raises GgufspecError, KeyboardInterrupt."""

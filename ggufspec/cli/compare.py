@@ -16,7 +16,7 @@ import click
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, TimedText, verdict
 from ggufspec.cli import INTERRUPTED, load_options, render, shared, text_settings
-from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, usual_text
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts, usual_text
 from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, option
 from ggufspec.cli.run import prompt_of, read_prompt
 from ggufspec.common import defaults
@@ -109,11 +109,10 @@ def command(
         settings |= {**usual, "ignore_eos": True}
     if settings["seed"] is None:
         settings["seed"] = secrets.randbits(32)
-    text_settings.checked(settings)
     is_given = pair.target is not None or {asked["prompt"], asked["prompt_file"]} != {None}
     text = read_prompt(asked) if is_given else _PROMPT
     pairs = pair.find_each()
-    load_settings |= pair.load_settings(settings["n_draft"])
+    load_settings |= room_for_drafts(settings["n_draft"])
     load_settings["usual_text"] = usual_text([text], settings["max_tokens"])
     races: dict[str, Race] = {}  # by the draft's name; "" for a single draft
     steps: dict[str, float] = {}  # milliseconds of a draft step
@@ -158,7 +157,7 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
         raise click.UsageError(
             "--drafter none is plain decoding, which runs anyway; name another one, such as ngram"
         )
-    text_settings.check_draft(pair, settings)
+    text_settings.check(pair, settings)
     if pair.target is None:
         return
     for name in filter(text_settings.was_given, ("size", "cache_dir")):

@@ -51,10 +51,6 @@ class PairOptions:
     size: str = defaults.DEMO_SIZE
     cache_dir: Path | None = None
 
-    def load_settings(self, n_draft: int | str = defaults.N_DRAFT) -> dict[str, Any]:
-        """Arguments of `load`: room for drafts of that length."""
-        return {} if isinstance(n_draft, str) else {"n_draft_max": n_draft}
-
     def check(self) -> None:
         """Raise UsageError for a draft without a target."""
         if self.target is None and self.draft is not None:
@@ -166,6 +162,11 @@ def load_with_bars(
     for line in engine.notes:
         render.note(line)
     return engine
+
+
+def room_for_drafts(n_draft: int | str) -> dict[str, int]:
+    """The argument of `load` for drafts of this length."""
+    return {} if isinstance(n_draft, str) else {"n_draft_max": n_draft}
 
 
 def usual_text(texts: Sequence[str], n_new: int | None) -> tuple[int, int]:

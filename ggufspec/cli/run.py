@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, usual_text
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts, usual_text
 from ggufspec.cli.parameters import FILE, PATH, option
 from ggufspec.common.files import check_writable
 from ggufspec.common.reading import decoded, read_file, read_text
@@ -85,7 +85,7 @@ def command(
     predicted = None
     if prediction is not None:
         predicted = read_text(prediction, "the prediction")
-    text_settings.check_draft(pair, settings, compare=compare)
+    text_settings.check(pair, settings, compare=compare)
     if prompt_cache is None:  # saved cells can only be restored with the same flash attention
         load_settings["usual_text"] = usual_text(
             [(asked["system"] or "") + text], settings["max_tokens"]
@@ -133,7 +133,7 @@ def loaded(
     Adds to `load_settings` the arguments that other options need. Raises GgufspecError, UsageError.
     """
     paths = pair.find()
-    load_settings |= pair.load_settings(settings["n_draft"])
+    load_settings |= room_for_drafts(settings["n_draft"])
     from ggufspec.llama import build
 
     with load_with_bars(*paths, load_settings) as engine:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import INTERRUPTED, load_options, render, shared, text_settings
-from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars
+from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts
 from ggufspec.cli.parameters import (
     AT_LEAST_1,
     COUNT,
@@ -169,14 +169,14 @@ def command(
     api_keys = _api_keys(api_key, api_key_file)
     if (folder := served["slot_folder"]) is not None and not folder.is_dir():
         raise OptionError(f"--slot-save-path {folder} is no folder; make it first")
-    text_settings.check_draft(pair, settings)
+    text_settings.check(pair, settings)
     _show_own_log(verbose)
     from ggufspec.engine.calibration import calibrate_all
     from ggufspec.server.app import make_app
     from ggufspec.server.service import ServerOptions, make_service
     from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, bind, watchdog
 
-    load_settings |= pair.load_settings(settings["n_draft"])
+    load_settings |= room_for_drafts(settings["n_draft"])
     is_fitted = load_settings["n_ctx"] is None
     if is_fitted:
         load_settings["n_ctx"] = "fit"

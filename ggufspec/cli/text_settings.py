@@ -154,7 +154,7 @@ _REFUSED = tuple(
 
 
 def _to_generate(**sampling: Any) -> dict[str, Any]:
-    """The options for `generate`, with constraints from files. Raises UsageError, OptionError."""
+    """The options for `generate`, with constraints from files, not checked. Raises UsageError."""
     from ggufspec.engine.options import CONSTRAINTS
 
     constraints = (name for each in CONSTRAINTS for name in (each, f"{each}_file"))
@@ -167,7 +167,6 @@ def _to_generate(**sampling: Any) -> dict[str, Any]:
             sampling[name.removesuffix("_file")] = text
     if sampling.get("max_tokens") == -2:  # llama.cpp's word for it
         sampling |= {"max_tokens": None, "context_shift": False}
-    checked(sampling)
     return sampling
 
 
@@ -195,7 +194,7 @@ def text_options(*others: Option) -> Callable[[Command], Command]:
     return gathered("settings", *texts, make=_to_generate)
 
 
-def checked(settings: dict[str, Any]) -> CheckedOptions:
+def checked(settings: Mapping[str, Any]) -> CheckedOptions:
     """The settings, checked, as options for `Engine.begin`. Raises OptionError."""
     from ggufspec.engine.options import CheckedOptions
 
@@ -219,12 +218,17 @@ def with_file_sampling(
     return {**settings, **taken}
 
 
-def check_draft(pair: PairOptions, settings: dict[str, Any], *, compare: bool = False) -> None:
-    """Raise UsageError for a draft without a target, or an option that needs a missing draft."""
+def check(pair: PairOptions, settings: dict[str, Any], *, compare: bool = False) -> None:
+    """Check the settings of a text and of its pair, before models are loaded.
+
+    Raises UsageError for a draft without a target, or an option that needs a missing draft; and
+    OptionError.
+    """
+    options = checked(settings)
     pair.check()
     if pair.draft is not None or pair.target is None:
         return
-    has_no_drafts = checked(settings).drafter_name(has_draft=False) in ("none", "model")
+    has_no_drafts = options.drafter_name(has_draft=False) in ("none", "model")
     refuse_without_draft(*(_OF_DRAFTS if has_no_drafts else ()))
     if compare and has_no_drafts:
         raise click.UsageError(_NEEDS_DRAFT.format("--compare"))
