@@ -83,8 +83,12 @@ def test_each_option_of_llama_cpp_is_in_the_table_once() -> None:
     assert [each for each in wrong if each[0] not in sections[each[1]]] == []
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])
-def test_each_row_is_true(row: Row) -> None:
+def test_each_row_is_true() -> None:
+    for row in ROWS:
+        check(row)
+
+
+def check(row: Row) -> None:
     kind, _, where = row.ours.partition(":")
     commands = ticked(where) or ALL
     if kind == "same":
@@ -161,24 +165,6 @@ def test_variables_are_defaults(run: Command, variables: Callable[..., None]) ->
     expected = {"n_ctx": 64, "max_tokens": 4, "repack": False, "rope_scale": 2.0}
     expected |= {"n_gpu_layers": -1, "top_k": 5}
     assert {name: settings[name] for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("CTX_SIZE", "many", "'-c' / '--ctx-size' (LLAMA_ARG_CTX_SIZE): 'many' is not a valid"),
-        ("N_PREDICT", "-3", "'-n' / '--n-predict' (LLAMA_ARG_N_PREDICT): -3 is not in the range"),
-        ("FLASH_ATTN", "2", "(LLAMA_ARG_FLASH_ATTN): '2' is not one of"),
-        ("REPACK", "maybe", "'--repack' (LLAMA_ARG_REPACK): 'maybe' is not a valid boolean"),
-    ],
-)
-def test_an_error_names_the_variable(
-    name: str, value: str, said: str, run: Command, variables: Callable[..., None]
-) -> None:
-    variables(**{name: value})
-    failed = run("-p", "hello")
-    assert failed.code == 2
-    assert said in failed.err
 
 
 def test_variables_of_a_draft_are_no_error_without_one(

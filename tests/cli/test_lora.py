@@ -47,23 +47,14 @@ def test_its_forms(
     assert run("-m", target, *GREEDY, "--json").document["text"] != text
 
 
-def test_what_is_wrong_is_said(run: Command, target: Path, files: list[Path]) -> None:
-    for given, code, said in (
-        (["--lora", "no.gguf:2"], 1, "there is no file"),
-        (["--lora", "a.gguf:nan"], 2, "must be a finite number"),
-        (["--lora", str(target)], 1, "is no LoRA adapter"),
-        (["--lora-draft", "a.gguf"], 2, "--lora-draft needs a draft model"),
-    ):
-        found = run("-m", target, *GREEDY, *given)
-        assert found.code == code, found
-        assert said in found.err
-
-
-def test_a_command_for_models_says_that_it_is_none(
-    command: Command, target: Path, files: list[Path]
+def test_a_file_that_is_no_adapter(
+    run: Command, command: Command, target: Path, files: list[Path]
 ) -> None:
-    pair = ("-m", target, "-md", files[0])
-    for args in (("models", "show", files[0]), ("run", *pair, *GREEDY), ("plan", *pair)):
+    for given, said in ((["no.gguf:2"], "there is no file"), ([target], "is no LoRA adapter")):
+        found = run("-m", target, *GREEDY, "--lora", *given)
+        assert found.code == 1
+        assert said in found.err
+    for args in (("models", "show", files[0]), ("plan", "-m", target, "-md", files[0])):
         found = command(*args)
         assert (found.code, found.out) == (1, "")
         assert "is a LoRA adapter, not a model: name it with --lora" in found.err
