@@ -19,6 +19,8 @@ import tiny
 from patience import PATIENCE
 
 from ggufspec.cli import INTERRUPTED, main
+from ggufspec.engine.stream import Stream
+from ggufspec.engine.text import Chunk
 from ggufspec.llama import build
 
 
@@ -98,6 +100,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def draft(target: Path) -> Path:
     """One layer of the target's two: it guesses right now and then."""
     return tiny.write_llama(target.with_name("draft.gguf"), n_layer=1)
+
+
+class InterruptedStream(Stream):
+    """As if Ctrl-C were pressed during the tenth round."""
+
+    def __next__(self) -> Chunk:
+        if self.completion.stats.n_rounds == 10:
+            raise KeyboardInterrupt
+        return super().__next__()
 
 
 def check_interrupted(arguments: Sequence[object]) -> None:

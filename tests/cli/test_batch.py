@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import tiny
 from cli.conftest import MAIN
-from patience import PATIENCE, at_most, comes_true, is_alive
+from patience import PATIENCE, comes_true, is_alive
 
 Command = Callable[..., Any]
 
@@ -70,16 +70,7 @@ class Long:
         self.output = output
         self.part = output.with_name(f"{output.name}.part")
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                MAIN,
-                "batch",
-                str(prompts),
-                "-o",
-                str(output),
-                *map(str, given),
-            ],
+            [sys.executable, "-c", MAIN, "batch", prompts, "-o", output, *map(str, given)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -123,15 +114,10 @@ linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks 
 # What it writes
 
 
-def test_a_context_that_is_too_long_is_reported_once_for_all_processes(batch: Command) -> None:
-    result = batch("-c", "5000", "--num-processes", "2")
-    assert result.code == 0
-    assert result.err.count("5,000 tokens exceeds the 4,096 that") == 1
-
-
 def test_records_come_in_the_order_of_the_prompts(batch: Command, tmp_path: Path) -> None:
-    result = batch("--num-processes", "2", "-v")
+    result = batch("--num-processes", "2", "-v", "-c", "5000")
     assert result.code == 0, result.err
+    assert result.err.count("5,000 tokens exceeds the 4,096 that") == 1, "for both processes"
     assert result.out == ""
     found = records(tmp_path / "r.jsonl")
     assert [record["index"] for record in found] == list(range(N))
@@ -147,14 +133,14 @@ def test_stdout_is_the_product(batch: Command, tmp_path: Path) -> None:
     result = batch("--limit", "3", out="-")
     assert [json.loads(line)["index"] for line in result.out.splitlines()] == [0, 1, 2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
-    into = batch("--limit", "3", "--num-processes", "2", out="/dev/null")
+    into = batch("--limit", "1", out="/dev/null")
     assert (into.code, into.out) == (0, "")
 
 
 def test_plain_text_and_the_turns_of_spec_bench(batch: Command, tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("one\ntwo\n")
-    assert batch(file=plain, out="plain.jsonl").code == 0
+    assert batch("-n", "1", file=plain, out="plain.jsonl").code == 0
     assert len(records(tmp_path / "plain.jsonl")) == 2
     bench = tmp_path / "question.jsonl"
     bench.write_text('{"question_id": 81, "category": "writing", "turns": ["hello", "and?"]}\n')
@@ -185,12 +171,9 @@ def test_failed_prompts_are_recorded_and_reported(batch: Command, tmp_path: Path
 def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
-    twice = tmp_path / "twice.jsonl"
-    twice.write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n')
     (tmp_path / "there.jsonl").write_text("precious\n")
     for how, args, code, said in [
         ({"file": empty}, [], ERROR, "has no prompts"),
-        ({"file": twice}, [], ERROR, "has id 1 twice"),
         ({"file": tmp_path / "none"}, [], ERROR, "cannot be read"),
         ({"out": "there.jsonl"}, [], USAGE, "there.jsonl exists already"),
         ({"out": "there.jsonl"}, ["--resume"], USAGE, "not written by ggufspec batch"),
@@ -264,19 +247,6 @@ def test_interrupted_it_keeps_what_is_finished(
     assert workers
     assert comes_true(lambda: not any(map(is_alive, workers)))
     assert 2 <= len(records(first.part)) < N
-
-
-@linux
-def test_when_the_parent_is_killed_its_workers_go_too(long: Callable[..., Long]) -> None:
-    first = long("--ignore-eos", "-n", "4000")
-    assert first.process.stderr is not None
-    with at_most():
-        assert any(b"begins prompt 2" in line for line in first.process.stderr)
-    workers = first.workers()
-    assert len(workers) == 2
-    first.process.kill()
-    first.process.communicate(timeout=PATIENCE)
-    assert comes_true(lambda: not any(map(is_alive, workers)))
 
 
 def test_a_resumed_batch_must_be_the_same(batch: Command, prompts: Path, tmp_path: Path) -> None:

@@ -29,24 +29,23 @@ def recommending(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_run_takes_what_is_not_given(run: Command, recommending: Path) -> None:
-    found = run("-m", recommending, *PROMPT, "--top-p", "0.5", "--json")
+    """A default that is given wins, too."""
+    temperature = str(Sampling.temperature)
+    found = run("-m", recommending, *PROMPT, "--temp", temperature, "--json")
     settings = found.document["settings"]
-    assert (settings["temperature"], settings["top_k"], settings["top_p"]) == (0.7, 20, 0.5)
+    assert settings["temperature"] == Sampling.temperature
+    assert (settings["top_k"], settings["top_p"]) == (20, 0.8)
     assert settings["min_p"] == Sampling.min_p
     assert NOT_APPLIED in found.err
     assert "sampling from" not in found.err
 
 
-def test_a_default_that_is_given_wins(run: Command, recommending: Path) -> None:
-    found = run("-m", recommending, *PROMPT, "--temp", str(Sampling.temperature), "--json")
-    assert found.document["settings"]["temperature"] == Sampling.temperature
-
-
 def test_verbose_says_where_it_comes_from(
-    program: Command, recommending: Path, target: Path
+    run: Command, recommending: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert LINE in program("run", "-m", recommending, *PROMPT, "-t", "1", "-v").err
-    assert "sampling from" not in program("run", "-m", target, *PROMPT, "-t", "1", "-v").err
+    monkeypatch.setattr("ggufspec.llama.log.show_log", lambda: None)  # it would stay on
+    assert LINE in run("-m", recommending, *PROMPT, "-v").err
+    assert "sampling from" not in run("-m", target, *PROMPT, "-v").err
 
 
 def test_show_prints_it(command: Command, recommending: Path, target: Path) -> None:
@@ -58,15 +57,15 @@ def test_show_prints_it(command: Command, recommending: Path, target: Path) -> N
     assert "llama.cpp's defaults" in command("models", "show", target).out
 
 
-def test_both_sides_of_a_race_have_it(command: Command, recommending: Path, draft: Path) -> None:
+@pytest.mark.parametrize(
+    "args", [("compare", *PROMPT), ("audit", "--runs", "2", "-n", "4")], ids=lambda args: args[0]
+)
+def test_other_commands_have_it(
+    args: tuple[str, ...], command: Command, recommending: Path, draft: Path
+) -> None:
+    name, *rest = args
     pair = ("--target", recommending, "--draft", draft, "-t", "1")
-    found = command("compare", *pair, *PROMPT, "--json")
-    assert found.document["settings"]["top_k"] == 20
-
-
-def test_an_audit_has_it(command: Command, recommending: Path, draft: Path) -> None:
-    pair = ("--target", recommending, "--draft", draft, "-t", "1", "--runs", "2", "-n", "4")
-    settings = command("audit", *pair, "--json").document["settings"]
+    settings = command(name, *pair, *rest, "--json").document["settings"]
     assert (settings["temperature"], settings["top_k"]) == (0.7, 20)
 
 

@@ -16,27 +16,41 @@ TABLE = tiny_heads.Table()
 HEAD = tiny_heads.Head(table=TABLE)
 
 
+KINDS = {
+    "mtp": "has an MTP head (1 layer",
+    "sidecar": "is an MTP head without",
+    "eagle3": "is an EAGLE-3 head for",
+    "dflash": "is a DFlash head for",
+    "dspark": "is a DSpark head for",
+    "dflash2": "is a DFlash2 head for",
+}
+
+
+def write(kind: str, folder: Path) -> tuple[Path, str]:
+    """A target, and a head that is right about each token."""
+    if kind == "mtp":
+        return tiny_heads.write_glm4moe(folder / "glm.gguf", TABLE, HEAD), "mtp"
+    if kind == "sidecar":
+        head = tiny_heads.write_glm4moe(folder / "mtp-glm.gguf", TABLE, HEAD, part="head")
+        return tiny_heads.write_glm4moe(folder / "t.gguf", TABLE, HEAD, part="trunk"), str(head)
+    if kind == "eagle3":
+        target = tiny_heads.write_llama_table(folder / "llama.gguf", TABLE)
+        return target, str(tiny_heads.write_eagle3(folder / "eagle3.gguf", HEAD))
+    table = tiny_heads.Table(vocab=tiny_blocks.with_mask(tiny.SPM))
+    blocks = tiny_blocks.BlockHead(table=table, kind=kind)  # type: ignore[arg-type]
+    target = tiny_heads.write_llama_table(folder / "llama.gguf", table)
+    return target, str(tiny_blocks.write_dflash(folder / "dflash.gguf", blocks))
+
+
+@pytest.fixture(params=["mtp", "dflash"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    """A head in the target's file, or in one of its own."""
+    return write(request.param, tmp_path)
+
+
 @pytest.fixture
 def glm(tmp_path: Path) -> Path:
-    (tmp_path / "glm").mkdir()
-    return tiny_heads.write_glm4moe(tmp_path / "glm" / "target.gguf", TABLE, HEAD)
-
-
-@pytest.fixture(params=["mtp", "sidecar", "eagle3", "dflash", "dspark", "dflash2"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path, glm: Path) -> tuple[Path, str]:
-    """A target, and a head that is right about each token."""
-    if request.param == "mtp":
-        return glm, "mtp"
-    if request.param == "sidecar":
-        head = tiny_heads.write_glm4moe(tmp_path / "mtp-glm.gguf", TABLE, HEAD, part="head")
-        return tiny_heads.write_glm4moe(tmp_path / "t.gguf", TABLE, HEAD, part="trunk"), str(head)
-    if request.param == "eagle3":
-        target = tiny_heads.write_llama_table(tmp_path / "llama.gguf", TABLE)
-        return target, str(tiny_heads.write_eagle3(tmp_path / "eagle3.gguf", HEAD))
-    table = tiny_heads.Table(vocab=tiny_blocks.with_mask(tiny.SPM))
-    blocks = tiny_blocks.BlockHead(table=table, kind=request.param)
-    target = tiny_heads.write_llama_table(tmp_path / "llama.gguf", table)
-    return target, str(tiny_blocks.write_dflash(tmp_path / "dflash.gguf", blocks))
+    return write("mtp", tmp_path)[0]
 
 
 def test_texts_are_drafted_by_heads(command: Command, pair: tuple[Path, str]) -> None:
@@ -70,10 +84,8 @@ def test_other_commands_take_heads(
 
 
 def test_an_audit_takes_heads(command: Command, glm: Path) -> None:
-    """tests/engine/test_heads.py audits the other kinds."""
-    pair = (glm, "mtp")
     ask = ("-n", "4", "--runs", "12", "-t", "1", "--seed", "1")
-    assert command("audit", "-m", pair[0], "-md", pair[1], *ask).code == 0
+    assert command("audit", "-m", glm, "-md", "mtp", *ask).code == 0
 
 
 def test_the_own_head_is_proposed_first(command: Command, glm: Path) -> None:
@@ -88,28 +100,18 @@ def test_records_of_a_head_are_forgotten_by_its_name(command: Command, glm: Path
     assert "Deleted 0" not in command("tune", "--forget", "-m", glm, "-md", "mtp").out
 
 
-def test_show_names_heads(command: Command, pair: tuple[Path, str]) -> None:
-    path = pair[0] if pair[1] == "mtp" else pair[1]
-    said = command("models", "show", path).out
-    assert any(
-        each in said
-        for each in (
-            "has an MTP head (1 layer",
-            "is an MTP head without",
-            "is an EAGLE-3 head for",
-            "is a DFlash head for",
-            "is a DSpark head for",
-            "is a DFlash2 head for",
-        )
-    )
-    assert ("gains more by speculation" in said) == (pair[1] == "mtp")  # advice for targets
+@pytest.mark.parametrize(("kind", "said"), KINDS.items())
+def test_show_names_heads(kind: str, said: str, command: Command, tmp_path: Path) -> None:
+    target, head = write(kind, tmp_path)
+    shown = command("models", "show", target if head == "mtp" else head).out
+    assert said in shown
+    assert ("gains more by speculation" in shown) == (head == "mtp")  # advice for targets
 
 
-def test_a_head_is_no_target(command: Command, pair: tuple[Path, str]) -> None:
-    if pair[1] == "mtp":
-        pytest.skip("it has no file of its own")
-    for name in ("run", "plan"):
-        result = command(name, "-m", pair[1], *(["-p", "a"] if name == "run" else []))
+def test_a_head_is_no_target(command: Command, tmp_path: Path) -> None:
+    _, head = write("eagle3", tmp_path)
+    for args in (("run", "-p", "a"), ("plan",)):
+        result = command(*args, "-m", head)
         assert result.code == 1
         assert "not a model: name it as the draft (--draft)" in result.err
 

@@ -24,12 +24,9 @@ def lines(*entries: object) -> bytes:
         (b'{"question_id": 81, "turns": ["first", "second"]}', "p", ["first"]),
         (b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n', "p.txt", ["a", "b"]),
         (b"one\ntwo\n", "p.txt", ["one", "two"]),
-        (b"one\r\ntwo", "p.txt", ["one", "two"]),
         (b"one\nand more\n\n\n  \ntwo\n", "p.txt", ["one\nand more", "two"]),
         ('{ "prompt": "\u2028 h\u00e9" }'.encode(), "p.jsonl", ["\u2028 h\u00e9"]),
         (b"{ this is a text", "p.txt", ["{ this is a text"]),
-        (b"{hello\nworld", "p.txt", ["{hello", "world"]),
-        (b"{a}\n\nb", "p.txt", ["{a}", "b"]),
     ],
 )
 def test_json_lines_and_plain_text(data: bytes, where: str, prompts: list[str]) -> None:
@@ -79,7 +76,6 @@ def test_the_digest_depends_on_the_prompts_and_their_order() -> None:
     ("data", "where", "named"),
     [
         (b"", "p.txt", "p.txt has no prompts: it is empty"),
-        (b"\n \n", "p.jsonl", "no prompts"),
         (b"caf\xe9", "p.txt", "not UTF-8: byte 3 is 0xe9"),
         (b"GGUF\0\0\0", "model.gguf", "zero bytes"),
         (b"hello", "p.jsonl", "line 1 of p.jsonl is not JSON"),
@@ -99,14 +95,9 @@ def test_files_that_cannot_be_used(data: bytes, where: str, named: str) -> None:
         ([{"text": "a", "n": 1}], "line 1 of p.jsonl has no text in 'text', 'n'; each line needs"),
         ([{}], "no text in nothing"),
         ([{"prompt": "a"}, {"prompt": ""}], "line 2 of p.jsonl has no text in 'prompt'"),
-        ([{"prompt": ["a"]}], "no text in 'prompt'"),
-        ([{"prompt": 3}], "no text in 'prompt'"),
         ([{"turns": []}], "no text in 'turns'"),
-        ([{"turns": "ab"}], "no text in 'turns'"),
         ([{"turns": ["a", ""]}], "line 1 of p.jsonl has a turn that is empty or not a text"),
-        ([{"turns": ["a"]}, {"turns": ["a", 5]}], "line 2 of p.jsonl has a turn"),
         ([{"messages": []}], "no conversation"),
-        ([{"messages": "hi"}], "no conversation"),
         ([{"messages": [{"role": "user"}]}], "message 1 of line 1 of p.jsonl cannot be used"),
         ([{"prompt": "a", "turns": ["a"]}], "has prompt and turns; give one"),
         ([{"prompt": "a", "id": [1]}], "has id .1.; give a text"),
@@ -115,7 +106,6 @@ def test_files_that_cannot_be_used(data: bytes, where: str, named: str) -> None:
             [{"prompt": "a", "id": 7}, {"prompt": "b"}, {"prompt": "c", "id": "7"}],
             "id 7 twice, for prompts 1 and 3",
         ),
-        ([{"question_id": 1, "turns": ["a"]}] * 2, "question_id 1 twice"),
     ],
 )
 def test_lines_that_cannot_be_used(entries: list[object], named: str) -> None:
