@@ -188,9 +188,8 @@ def write_rwkv(path: Path, **how: Any) -> Path:
     return write_random(path, "rwkv7", add, facts, n_embd=n_embd, n_layer=1, **how)
 
 
-def write_hybrid(path: Path, **how: Any) -> Path:
+def write_hybrid(path: Path, *, n_embd: int = 32, **how: Any) -> Path:
     """A Jamba of three layers: state, attention, state."""
-    n_embd = 32
 
     def add(weights: Weights, tensors: Tensors) -> None:
         for layer in range(3):
@@ -206,7 +205,7 @@ def write_hybrid(path: Path, **how: Any) -> Path:
 
     n_head_kv = [0, N_HEAD_KV, 0]  # none: a state instead of attention
     facts = {"attention.head_count_kv": n_head_kv, "ssm.inner_size": 2 * n_embd, **SSM}
-    return write_random(path, "jamba", add, facts, n_layer=3, **how)
+    return write_random(path, "jamba", add, facts, n_layer=3, n_embd=n_embd, **how)
 
 
 def write_qwen35(path: Path, *, n_embd: int = 32, **how: Any) -> Path:

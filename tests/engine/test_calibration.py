@@ -85,7 +85,7 @@ def test_two_threads_measure_once_and_equal_seeds_give_equal_texts(
         costs.observe_draft(1, 0.0001 * factor)
         return costs
 
-    monkeypatch.setattr(calibration, "measured", slow)
+    monkeypatch.setattr(calibration, "measure_costs", slow)
     found: list[list[int]] = []
     target = tiny.write_llama(tmp_path / "target.gguf")
     draft = tiny.write_llama(tmp_path / "draft.gguf", perturb=0.1)
