@@ -230,6 +230,7 @@ def test_with_a_shift_the_oldest_questions_are_dropped(
     assert contents[0] == "be"
     assert "hello" not in contents
     assert contents[-2] == "world"
+    assert {*contents[1::2]} <= {"say", "stop", "world"}, "questions go with their answers"
     result = chat("hello", "hello " * 99, model=endless, args=args)
     assert result.code == ERROR
     assert "the message was left out" in result.err

@@ -58,6 +58,7 @@ def test_each_step_is_shown_while_it_reports_nothing(on_terminal: bool) -> None:
             bars.prompt(step, 0, 20)
             assert stderr.has(text)
             bars.prompt(step, 20, 20)
+        assert on_terminal or not comes_true(lambda: "100%" in stderr.getvalue(), within=0.1)
 
 
 def test_a_line_in_a_file_says_how_far_it_is() -> None:

@@ -232,16 +232,6 @@ def test_a_closed_pipe_ends_the_command_quietly(chatterbox: Path) -> None:
     process.stderr.close()
 
 
-def test_a_pipe_closed_from_the_start(chatterbox: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    args = ("-m", chatterbox, "-p", "hi", "-n", "5", "--json")
-    process = start("run", "-t", "1", *args, stdout=writer)
-    os.close(writer)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, without_notice(err)) == (CLOSED_PIPE, "")
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk_is_reported() -> None:
     with open("/dev/full", "wb") as full:
