@@ -33,7 +33,7 @@ _ORDER = (
     "Plain decoding runs first, then speculative decoding, so that they do not compete for cores.\n"
     "Afterwards both are replayed with their measured timings."
 )
-_PROMPT = '"My dear Watson," said Holmes,'
+_PROMPT = "Up betimes, and by water to Whitehall,"
 # Greedy, so that both texts are the same; with a penalty, because the embedded pair repeats itself
 # without one, which would make drafting look better than it is.
 _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}

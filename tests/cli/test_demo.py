@@ -28,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_document_is_that_of_compare(command: Command, cache: Path) -> None:
     args = (*SHORT[1:], "--cache-dir", cache, "--json", "--draft-n", "3", "--seed", "1")
     document, same = (command(name, *args).document for name in ("demo", "compare"))
-    assert document["prompt"] == same["prompt"] == '"My dear Watson," said Holmes,'
+    assert document["prompt"] == same["prompt"] == "Up betimes, and by water to Whitehall,"
     assert document["settings"] == same["settings"]
     settings = document["settings"]
     assert (settings["temperature"], settings["repeat_penalty"]) == (0, 1.15)
