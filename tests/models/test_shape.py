@@ -58,11 +58,7 @@ def test_a_name_is_the_file_where_it_is_there_and_the_registry_elsewhere(tmp_pat
         ("bartowski/Llama-3.2-1B-Instruct-GGUF/x.gguf", "quantized as nothing"),
     ],
 )
-def test_names_without_a_header(
-    name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own.toml").write_text('[trims."cut"]\nof = "8B-Q3_K_L"\nvocab = 32064\n')
-    monkeypatch.setenv("GGUFSPEC_MODELS", str(tmp_path / "own.toml"))
+def test_names_without_a_header(name: str, told: str) -> None:
     with pytest.raises(ModelError, match=told):
         header_of_name(name)
 
