@@ -6,7 +6,6 @@
 namespace ggufspec {
 namespace {
 
-
 double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
 
 // The children of each node (-1: of the text). A chain needs no memory for them.
