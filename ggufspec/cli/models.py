@@ -113,8 +113,8 @@ def show(name: str, as_json: bool) -> None:
 def pull(names: tuple[str, ...]) -> None:
     """Download or update models, and print their paths.
 
-    An interrupted download continues where it stopped. A file is used only after its sha256 was
-    checked against the registry and the hub.
+    An interrupted download continues where it stopped. A downloaded file is kept only if its sha256
+    is the one in the registry and on the hub; to check older files, see verify.
 
     \b
       ggufspec models pull 8B-Q3_K_L

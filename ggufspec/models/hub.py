@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import urlsplit
 
-from ggufspec.errors import DownloadError, OptionError
+from ggufspec.errors import DownloadError
 from ggufspec.models.quants import stays_within
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
@@ -82,14 +81,8 @@ def list_files(repo: str, revision: str) -> dict[str, RemoteFile]:
 
 
 def endpoint() -> str | None:
-    """The address of the hub, if HF_ENDPOINT is set. Raises OptionError."""
-    chosen = (os.environ.get("HF_ENDPOINT") or "").rstrip("/")
-    if chosen and not _is_address(chosen):
-        raise OptionError(
-            f"HF_ENDPOINT is {chosen!r}; it must be the address of a hub, such as "
-            "https://huggingface.co"
-        )
-    return chosen or None
+    """The address of the hub, if HF_ENDPOINT is set."""
+    return (os.environ.get("HF_ENDPOINT") or "").rstrip("/") or None
 
 
 def is_offline() -> bool:
@@ -98,11 +91,7 @@ def is_offline() -> bool:
     return chosen.upper() in _TRUE
 
 
-def retry(
-    attempt: Callable[[], Result],
-    n_done: Callable[[], int] = lambda: 0,
-    sleep: Callable[[float], object] = time.sleep,
-) -> Result:
+def retry(attempt: Callable[[], Result], n_done: Callable[[], int] = lambda: 0) -> Result:
     """Retry temporary failures after increasing waits. Raises the last Transient.
 
     Starts again with the shortest wait if `n_done` has grown since the last failure.
@@ -118,7 +107,7 @@ def retry(
             asked = error.wait or 0.0
             if wait is None or asked > LONGEST_WAIT:
                 raise
-            sleep(max(wait, asked))
+            time.sleep(max(wait, asked))
 
 
 @contextlib.contextmanager
@@ -138,6 +127,7 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
         f"check the name; for a private one, set a token with {token}",
         errors.OfflineModeIsEnabled: offline_message(what),
         httpx2.InvalidURL: _no_hub(),
+        httpx2.UnsupportedProtocol: _no_hub(),
     }
     try:
         yield
@@ -153,7 +143,7 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
     except httpx2.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise Transient(
-            f"the connection to the hub failed for {what}: {reason}. Try again later, or with "
+            f"the connection to {_address()} failed for {what}: {reason}. Try again later, or with "
             f"--offline if it is in the cache{f'; {KEPT}' if path else ''}"
         ) from error
 
@@ -204,17 +194,11 @@ def _refusal(what: str, repo: str, response: object) -> DownloadError:
 
 
 def _no_hub() -> str:
-    where = endpoint() or "https://huggingface.co"
-    return f"{where} does not answer like a hub: check HF_ENDPOINT, a proxy, or a login page"
+    return f"{_address()} does not answer like a hub: check HF_ENDPOINT, a proxy, or a login page"
 
 
-def _is_address(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        has_port = parts.port is None or parts.port > 0  # raises if the port is invalid
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
+def _address() -> str:
+    return endpoint() or "https://huggingface.co"
 
 
 def _is_hex(text: object, n_digits: int) -> bool:
