@@ -8,7 +8,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from mmap import ACCESS_READ, mmap
@@ -22,16 +22,16 @@ from ggufspec.models.gguf_file import ARRAY, QUANTIZATIONS, SCALARS, STRING, TYP
 from ggufspec.models.quants import whole_split
 
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-_MAGIC, _VERSIONS = b"GGUF", (2, 3)
+_MAGIC = b"GGUF"
 _MOST_READ = 2**30  # bytes; a large vocabulary takes about 10 MB
 _N_MOST_KEYS, _N_MOST_TENSORS = 2**16, 2**20
 _N_MOST_DIMENSIONS, _N_MOST_LAYERS = 4, 2048
 _MOST_BYTES = 2**62
 _KEPT_NUMBERS = 4096  # longer arrays (a number for each token) are skipped
-_DEFAULT_ALIGNMENT = 32
 _SETTLED = 10**9  # nanoseconds after its last change, from which a file counts as unchanged
 _ALIGNMENTS = [2**i for i in range(21)]
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
+_CUT = "it ends within its header. Download it again"
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
 _OF_ADAPTERS = (".lora_a", ".lora_b")
 
@@ -191,28 +191,22 @@ def read_header(path: Path) -> Header:
     One load asks for the same header at several places: a file is parsed again only after it
     changed. A file that was just written may change within one tick of its modification time.
     """
-    try:
+    state: object = time_ns()  # no other call has it
+    with suppress(OSError, ValueError):  # parsing says what is wrong
         found = [at.stat() for at in map(path.with_name, whole_split(path.name))]
-    except (OSError, ValueError):  # parsing says what is wrong
-        return _parsed(path)
-    if time_ns() - max(each.st_mtime_ns for each in found) < _SETTLED:
-        return _parsed(path)
-    state = tuple((at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for at in found)
-    return _parsed_once(path, state)
+        if time_ns() - max(each.st_mtime_ns for each in found) >= _SETTLED:
+            state = tuple((at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for at in found)
+    return _parsed(path, state)
 
 
 @lru_cache(maxsize=2)  # a target and a draft
-def _parsed_once(path: Path, state: object) -> Header:
+def _parsed(path: Path, state: object) -> Header:
     """The header of a file in this state."""
-    return _parsed(path)
-
-
-def _parsed(path: Path) -> Header:
     made = first = read_one(path)
     n_files = first.values.get("split.count", 1)
     if isinstance(n_files, int) and n_files > 1:
-        files = shards_of(path, n_files)
-        made = _joined([first if at == path else read_one(at) for at in files])
+        parts = (first if at == path else read_one(at) for at in shards_of(path, n_files))
+        made = _joined(list(parts))
     if not isinstance(made.values.get("general.architecture"), str):
         raise _damaged(made.paths[0], "it names no architecture")
     return made
@@ -293,14 +287,11 @@ class _Parser:
         self._data, self._path, self._n_bytes = data, path, len(data)
         self._end = min(len(data), _MOST_READ)
         self._at = len(_MAGIC)
-        self._offsets: dict[str, int] = {}  # offsets of the data of tensors parsed so far
-        self._n_data = 0  # offset of the end of that data
 
     def header(self) -> Header:
         version = self._number("I")
-        if version not in _VERSIONS:
-            known = " and ".join(map(str, _VERSIONS))
-            raise self._damaged(f"it has version {version} of the format; {known} are supported")
+        if version not in (2, 3):
+            raise self._damaged(f"it has version {version} of the format; 2 and 3 are supported")
         n_tensors, n_keys = self._number("Q"), self._number("Q")
         if n_tensors > _N_MOST_TENSORS or n_keys > _N_MOST_KEYS:
             raise self._damaged(f"it claims {n_tensors:,} tensors and {n_keys:,} keys")
@@ -315,22 +306,25 @@ class _Parser:
             spans[key] = (start, self._at)
         if not isinstance(values.get("general.architecture"), str) and "split.no" not in values:
             raise self._damaged("it names no architecture")
-        tensors = tuple(self._tensor() for _ in range(n_tensors))
-        if len({tensor.name for tensor in tensors}) < len(tensors):
+        placed = [self._tensor() for _ in range(n_tensors)]
+        if len({tensor.name for tensor, _ in placed}) < n_tensors:
             raise self._damaged("two of its tensors have the same name")
-        alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
+        alignment = values.get("general.alignment", 32)  # the default of the format
         if type(alignment) is not int or alignment not in _ALIGNMENTS:
             raise self._damaged(f"it aligns its tensors to {_shown(alignment)} bytes")
         data_start = -(-self._at // alignment) * alignment
-        if tensors and data_start + self._n_data > self._n_bytes:
+        end = max((data_start + at + tensor.n_bytes for tensor, at in placed), default=0)
+        if end > self._n_bytes:
             raise self._damaged(
-                f"it is truncated: its tensors end at byte {data_start + self._n_data:,}, the file "
-                f"at {self._n_bytes:,}. Download it again"
+                f"it is truncated: its tensors end at byte {end:,}, the file at {self._n_bytes:,}. "
+                "Download it again"
             )
-        starts = {name: (self._path, data_start + at) for name, at in self._offsets.items()}
+        tensors = tuple(tensor for tensor, _ in placed)
+        starts = {tensor.name: (self._path, data_start + at) for tensor, at in placed}
         return Header((self._path,), self._n_bytes, values, tensors, spans, starts)
 
-    def _tensor(self) -> Tensor:
+    def _tensor(self) -> tuple[Tensor, int]:
+        """A tensor, and the offset of its data."""
         name = self._text()
         n_dimensions = self._number("I")
         if not 1 <= n_dimensions <= _N_MOST_DIMENSIONS:
@@ -344,10 +338,7 @@ class _Parser:
             raise self._damaged(
                 f"{_shown(name)} of type {type_.name} has the shape {shape} at byte {offset}"
             )
-        tensor = Tensor(name, shape, type_.name)
-        self._offsets[name] = offset
-        self._n_data = max(self._n_data, offset + tensor.n_bytes)
-        return tensor
+        return Tensor(name, shape, type_.name), offset
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:
@@ -373,13 +364,12 @@ class _Parser:
         data, at, end = self._data, self._at, self._end
         length_at: Callable[[mmap, int], tuple[int]] = struct.Struct("<Q").unpack_from
         found: list[bytes] = []
-        add = found.append
         for _ in range(n):
             start = at + 8
             at = end + 1 if start > end else start + length_at(data, at)[0]
             if at > end:
-                raise _broken_off(self._path)
-            add(data[start:at])
+                raise self._damaged(_CUT)
+            found.append(data[start:at])
         self._at = at
         return found
 
@@ -387,8 +377,7 @@ class _Parser:
         return self._take(self._number("Q")).decode("utf-8", "replace")
 
     def _number(self, code: str) -> Any:
-        packed = struct.Struct("<" + code)
-        return packed.unpack(self._take(packed.size))[0]
+        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
 
     def _take(self, n: int) -> bytes:
         self._check_room(n)
@@ -397,7 +386,7 @@ class _Parser:
 
     def _check_room(self, n: int) -> None:
         if n > self._end - self._at:
-            raise _broken_off(self._path)
+            raise self._damaged(_CUT)
 
     def _damaged(self, what: str) -> ModelError:
         return _damaged(self._path, what)
@@ -405,10 +394,6 @@ class _Parser:
 
 def _damaged(path: Path, what: str) -> ModelError:
     return ModelError(f"{path} is damaged, or not a complete GGUF file: {what}")
-
-
-def _broken_off(path: Path) -> ModelError:
-    return _damaged(path, "it ends within its header. Download it again")
 
 
 def _shown(value: object) -> str:
