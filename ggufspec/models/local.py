@@ -17,15 +17,14 @@ from ggufspec.errors import CacheError, ModelError
 from ggufspec.models import quants
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import is_head
-from ggufspec.models.registry import ModelEntry, Registry
+from ggufspec.models.registry import REPO, REVISION, ModelEntry, Registry
 
-_REVISION = r"refs/pr/\d+|[\w-][\w.-]*"
 _HUB = re.compile(
-    rf"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<early>{_REVISION}))?"
-    rf"(?::(?P<quant>[\w.-]+)|/(?P<path>[^@:\\]+))?(?:@(?P<late>{_REVISION}))?"
+    rf"(?P<repo>{REPO})(?:@(?P<early>{REVISION}))?"
+    rf"(?::(?P<quant>[\w.-]+)|/(?P<path>[^@:\\]+))?(?:@(?P<late>{REVISION}))?"
 )
 _URL = re.compile(
-    rf"https?://(?:huggingface|hf)\.co/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob)/(?P<revision>{_REVISION})/"
+    rf"https?://(?:huggingface|hf)\.co/(?P<repo>{REPO})/(?:resolve|blob)/(?P<revision>{REVISION})/"
     r"(?P<path>[^?#]+)(?:[?#].*)?"
 )
 _PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "https://hf.co/", "hf.co/")

@@ -17,8 +17,7 @@ from ggufspec.models.quants import did_you_mean, stays_within
 REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
 _FILE_NAME = "models.toml"
 _ALIAS = re.compile(r"[A-Za-z0-9][\w.+-]*")
-_REPO = re.compile(r"[\w.-]+/[\w.-]+")
-_REVISION = re.compile(r"refs/pr/\d+|(?!\.+$)[\w.-]+")
+REPO, REVISION = r"[\w.-]+/[\w.-]+", r"refs/pr/\d+|[\w-][\w.-]*"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -167,13 +166,13 @@ def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelE
     if shape is not None and shape not in shapes:
         raise table.wrong(f"shape is {shape!r}; there is no [shapes] entry for it", shape, shapes)
     entry = table.fill(ModelEntry, alias=name, shape=shapes.get(shape or ""))
-    if not _REPO.fullmatch(entry.repo):
+    if not re.fullmatch(REPO, entry.repo):
         raise table.wrong(f"repo is {entry.repo!r}; it must be user/repo")
     if not entry.files or not all(file.lower().endswith(".gguf") for file in entry.files):
         raise table.wrong("files must name at least one file, and GGUF files only")
     if not all(map(stays_within, entry.files)):
         raise table.wrong("files must be paths within the repository")
-    if not _REVISION.fullmatch(entry.revision):
+    if not re.fullmatch(REVISION, entry.revision):
         raise table.wrong(f"revision is {entry.revision!r}; it must be a branch, a tag or a commit")
     if entry.sha256 and len(entry.sha256) != len(entry.files):
         raise table.wrong(f"sha256 has {len(entry.sha256)} values for {len(entry.files)} files")

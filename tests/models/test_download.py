@@ -58,6 +58,8 @@ def test_a_download_lies_where_every_tool_of_the_hub_finds_it(repo: Hub) -> None
     assert [(r.repo_id, r.size_on_disk) for r in scanned.repos] == [(REPO, len(DATA))]
     assert blobs() == [sha256(DATA)]
     assert not parts()
+    path.resolve().unlink()  # its link leads nowhere now
+    assert get().read_bytes() == DATA
 
 
 def test_the_hub_is_not_asked_for_what_is_in_the_cache(repo: Hub) -> None:
@@ -87,6 +89,16 @@ def test_a_split_model_comes_whole_and_at_once(hub: Hub) -> None:
     assert [path.name for path in paths] == list(SHARDS)
     assert [path.read_bytes() for path in paths] == list(SHARDS.values())
     assert hub.n_most_at_once > 1
+
+
+def test_an_error_ends_the_downloads_of_the_other_files(hub: Hub) -> None:
+    hub.add(REPO, dict(SHARDS))
+    first, *others = SHARDS
+    hub.always = dict.fromkeys((f"{REPO}/{shard}" for shard in others), slow(0.3))
+    hub.faults[f"{REPO}/{first}"] = [status(403)]
+    with pytest.raises(DownloadError, match="refuses access"):
+        get(f"{REPO}:Q8_0")
+    assert not blobs()
 
 
 def test_an_incomplete_set_is_refused_before_the_first_byte(hub: Hub) -> None:
@@ -311,7 +323,11 @@ def test_an_interrupted_download_goes_on_in_the_next_run(repo: Hub) -> None:
     assert repo.downloads()[0].headers["Range"] == f"bytes={n_there}-"
 
 
-def test_two_at_once_download_it_once(repo: Hub) -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_two_at_once_download_it_once(
+    repo: Hub, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.are_symlinks_supported", lambda _: has_links)
     repo.always[NAME] = slow(0.02)
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: get(), range(2))
