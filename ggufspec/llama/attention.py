@@ -124,7 +124,8 @@ def measure_attention(
     `text`: what the pair is loaded for; None: unknown, and then short texts decide.
     Measurements that cannot be stored are not used: texts with a seed would differ between loads.
     Nothing is measured for GPUs, for caches of other types than f16 (quantized ones need flash
-    attention), or if the attention scores of a long context would take too much memory.
+    attention), for models with too few positions, or if the attention scores of a long context
+    would take too much memory.
     """
     if text is None:
         # A usual text fills half of the context, and its average token comes at half of that.
@@ -133,6 +134,9 @@ def measure_attention(
     if {options.type_k, options.type_v} != {"f16"}:
         return Attention()
     if any(model.n_gpu_layers or not _has_room(model, options) for model in models):
+        return Attention()
+    n_positions = text.deepest + max(_sizes(text.deepest))  # beyond the last, llama.cpp aborts
+    if any((model.n_ctx_max or n_positions) < n_positions for model in models):
         return Attention()
     of_long = {"depth": text.deepest} if text.deepest > DEPTHS[-1] else {}
     facts = {"about": "attention", "pair": pair_key(target, draft, options), **of_long}
