@@ -18,7 +18,7 @@ import pytest
 import tiny
 from patience import PATIENCE
 
-from ggufspec.cli import INTERRUPTED, main
+from ggufspec.cli import main
 from ggufspec.engine.stream import Stream
 from ggufspec.engine.text import Chunk
 from ggufspec.llama import build
@@ -40,11 +40,11 @@ class Result:
 
 
 Command = Callable[..., Result]
-# A shell starts jobs in the background with Ctrl-C disabled: enable it.
-MAIN = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from ggufspec.__main__ import main; main()"
-)
+ERROR, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+# A shell starts jobs in the background with Ctrl-C disabled: enable it, whoever started us.
+PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+ENTRY = "from ggufspec.__main__ import main; main()"
+MAIN = PREAMBLE + ENTRY
 
 
 @pytest.fixture(autouse=True)
@@ -111,14 +111,21 @@ class InterruptedStream(Stream):
         return super().__next__()
 
 
+def started(*args: object, code: str = MAIN, **how: Any) -> subprocess.Popen[bytes]:
+    """A process of its own, with buffered output as users have it, whatever tests are run with."""
+    env = how.pop("env", os.environ)
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)],
+        bufsize=0,  # what is read ahead of communicate() must not be lost to it
+        env={name: value for name, value in env.items() if name != "PYTHONUNBUFFERED"},
+        **{**streams, **how},
+    )
+
+
 def check_interrupted(arguments: Sequence[object]) -> None:
     """Run a command until it has two contexts; Ctrl-C then ends it without a traceback."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    )
+    process = started(*arguments)
     try:
         assert process.stderr is not None
         n_contexts = 0

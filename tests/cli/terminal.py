@@ -63,6 +63,20 @@ class Terminal:
         """As if these keys were pressed; Ctrl-C ("\\x03") is a signal then."""
         os.write(self._ours, keys.encode())
 
+    def press(self, keys: str, until: str) -> str:
+        """What is shown after these keys, up to a text."""
+        self.data = b""
+        self.type(keys)
+        shown = self.read_until(until.encode()).decode()
+        assert until in shown, "it has ended"
+        return shown
+
+    def enter(self, line: str, until: str, end: str = "\r") -> str:
+        """What is shown after a line, up to the next prompt; before it, keys may be lost."""
+        shown = self.press(line + end, until)
+        self.data = shown.rpartition(until)[2].encode()
+        return shown + self.read_until(b"> ").decode()
+
     def resize(self, width: int, height: int) -> None:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from audit.conftest import lossy
-from cli.conftest import check_interrupted
+from cli.conftest import USAGE, Command, check_interrupted
 
-Command = Callable[..., Any]
-
-SAME, DIFFERENT, ERROR, USAGE, INTERRUPTED = 0, 1, 1, 2, 130
+SAME, DIFFERENT = 0, 1
 QUICK = ("--runs", "6", "-n", "10", "--seed", "0")
 
 
@@ -80,50 +76,6 @@ def test_the_document(audit: Command, tmp_path: Path) -> None:
     assert document["greedy"] == {"n_texts": 2, "near_tie": 0.05, "divergences": []}
     assert "ggufspec" in document["versions"]
     assert json.loads(audit("--json", "--prompts", prompts, "--alpha", "0.05").out) == document
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (None, "cannot be read: No such file"),
-        (b"a word " * 3000, "shorten"),
-    ],
-)
-def test_prompts_that_cannot_be_used(
-    content: bytes | None, named: str, audit: Command, tmp_path: Path
-) -> None:
-    path = tmp_path / "prompts.txt"
-    if content is not None:
-        path.write_bytes(content)
-    result = audit("--prompts", path, "-c", "256")
-    assert (result.code, result.out) == (ERROR, "")
-    assert named in result.err
-    assert "Traceback" not in result.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--runs", "0"), "--runs"),
-        (("-n", "1"), "-n"),
-        (("--alpha", "0.5"), "--alpha"),
-        (("--near-tie", "-1"), "--near-tie"),
-        (("--verify", "telepathy"), "choose from"),
-    ],
-    ids=str,
-)
-def test_options_that_cannot_be_used(
-    arguments: tuple[str, ...], named: str, audit: Command
-) -> None:
-    result = audit(*arguments)
-    assert (result.code, result.out) == (USAGE, "")
-    assert named in result.err
-
-
-def test_an_audit_needs_a_draft(command: Command, target: Path) -> None:
-    result = command("audit", "-m", target)
-    assert (result.code, result.out) == (USAGE, "")
-    assert "--draft" in result.err
 
 
 def test_without_scipy_it_says_how_to_install_it(target: Path, draft: Path) -> None:

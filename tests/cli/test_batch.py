@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,12 +13,9 @@ from typing import Any
 
 import pytest
 import tiny
-from cli.conftest import MAIN
+from cli.conftest import ERROR, INTERRUPTED, USAGE, Command, started
 from patience import PATIENCE, comes_true, is_alive
 
-Command = Callable[..., Any]
-
-ERROR, USAGE, INTERRUPTED = 1, 2, 130
 N = 10
 
 
@@ -69,12 +64,7 @@ class Long:
         given += ["--num-processes", "2"]
         self.output = output
         self.part = output.with_name(f"{output.name}.part")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "batch", prompts, "-o", output, *map(str, given)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self.process = started("batch", prompts, "-o", output, *given, start_new_session=True)
 
     def __enter__(self) -> Long:
         return self
@@ -166,29 +156,6 @@ def test_failed_prompts_are_recorded_and_reported(batch: Command, tmp_path: Path
 
 
 # Invalid input
-
-
-def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Path) -> None:
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("\n")
-    (tmp_path / "there.jsonl").write_text("precious\n")
-    for how, args, code, said in [
-        ({"file": empty}, [], ERROR, "has no prompts"),
-        ({"file": tmp_path / "none"}, [], ERROR, "cannot be read"),
-        ({"out": "there.jsonl"}, [], USAGE, "there.jsonl exists already"),
-        ({"out": "there.jsonl"}, ["--resume"], USAGE, "not written by ggufspec batch"),
-        ({"out": "."}, [], ERROR, "it is a folder"),
-        ({"out": "-"}, ["--resume"], USAGE, "--resume needs the output file"),
-        ({}, ["--retry-failed"], USAGE, "needs --resume"),
-        ({}, ["--no-chat", "--system", "x"], USAGE, "--system needs the chat template"),
-        ({}, ["--num-processes", "0"], USAGE, "0 is not in the range"),
-        ({}, ["--num-processes", "2", "--rpc", "a:1"], USAGE, "one process at a time"),
-    ]:
-        result = batch(*args, **how)
-        assert (result.code, result.out) == (code, ""), result.err
-        assert said in result.err
-        assert "Traceback" not in result.err
-    assert (tmp_path / "there.jsonl").read_text() == "precious\n"
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(batch: Command, tmp_path: Path) -> None:

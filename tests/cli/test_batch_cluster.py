@@ -6,19 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
-from cli.conftest import MAIN
+from cli.conftest import ERROR, INTERRUPTED, USAGE, Command, started
 from patience import PATIENCE, comes_true
 
-Command = Callable[..., Any]
-
-ERROR, USAGE, INTERRUPTED = 1, 2, 130
 MARK = "GGUFSPEC_TEST_OF"  # in the environment of all that a test has started
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks into /proc")
@@ -66,13 +61,7 @@ def mark(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def start(mark: str, *args: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env={**os.environ, MARK: mark},
-    )
+    return started(*args, start_new_session=True, env={**os.environ, MARK: mark})
 
 
 def wait_for(process: subprocess.Popen[bytes], what: bytes) -> None:

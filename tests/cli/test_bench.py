@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import MAIN
-from patience import PATIENCE, comes_true
+from cli.conftest import Command
 
 from ggufspec.bench import experiment, run
 from ggufspec.cli import bench as cli_bench
@@ -22,7 +18,6 @@ from ggufspec.errors import GgufspecError
 from ggufspec.models import local
 from ggufspec.models.registry import load_registry
 
-Command = Callable[..., Any]
 SHORT = ("-t", "1", "-n", "6", "--runs", "2", "--warm-up", "2")
 
 
@@ -125,40 +120,6 @@ def test_results_of_another_benchmark_are_not_resumed(
     found = bench("--draft-n", "2", *other, "--json", path, "--resume")
     assert (found.code, path.read_text()) == (2, before)
     assert told in found.err
-
-
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        (("--draft-n", "65"), "is not a list of lengths"),
-        (("--draft-n", ""), "is not a list of lengths"),
-        (("--draft-n", "1-99999"), "is not a list of lengths"),
-        (("--draft-n", "2,8-3"), "is not a list of lengths"),
-        (("--temp", "0,,1"), "is not a list of temperatures"),
-        (("--drafter", "none"), "is plain decoding, which is always measured"),
-        (("--verify", "nothing"), "nothing"),
-        (("--json", "mine.json"), "exists already: continue it with --resume"),
-        (("--json", "none/out.json"), "No such file or directory"),
-        (("--resume",), "name it with --json"),
-        (("--plot", "out.pdf"), "name a file with the suffix"),
-        (("--preset", "gpt2", "--draft-n", "3"), "--preset gpt2 sets --draft-n itself"),
-        (("--preset", "gpt2", "--regex-file", "mine.json"), "--preset gpt2 sets --regex-file"),
-        (("--against", "llama.cpp", "--rpc", "127.0.0.1:50052"), "cannot be combined with --rpc"),
-        (("--prompts", "mine.json"), "not both"),
-        (("--against", "llama.cpp", "--llama-bin", "."), "there is no program llama-server"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_measured_is_refused_before_it(
-    bench: Command, args: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.json").write_text("mine")
-    found = bench("-p", "hi", *args)
-    assert found.code in (1, 2)
-    assert (found.out, os.listdir()) == ("", ["mine.json"])
-    assert Path("mine.json").read_text() == "mine"
-    assert told in " ".join(found.err.split())
 
 
 def test_markdown(bench: Command) -> None:
@@ -295,40 +256,43 @@ def test_a_preset_takes_the_models_that_are_here(
     assert "stand-in" not in found.out
 
 
-# Ctrl-C
+# Ctrl-C, and errors
 
 
-def test_what_was_measured_survives_ctrl_c(target: Path, draft: Path, tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    options = ["--target", target, "--draft", draft, "-t", "1", "-n", "40", "--runs", "5000"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "bench", *map(str, options), "-p", "hi", "--json", str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert comes_true(path.exists)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, err
-    document = json.loads(path.read_text())
-    assert document["interrupted"]
-    assert document["measurements"]
-    assert b"speed-up" in out
-    n = len(document["measurements"])
-    assert f"Warning: interrupted: {15_000 - n} of 15000 texts are missing" in out.decode()
-    assert b"Traceback" not in err
-
-
-def test_ctrl_c_before_the_first_result_is_reported(
-    bench: Command, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("raised", "n_done", "code", "told"),
+    [
+        (KeyboardInterrupt(), 0, 130, "ggufspec: interrupted"),
+        (KeyboardInterrupt(), 3, 130, ""),
+        (GgufspecError("out of order"), 3, 1, "out of order"),
+    ],
+    ids=["interrupt at first", "interrupt", "error"],
+)
+def test_what_was_measured_survives(
+    bench: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException,
+    n_done: int,
+    code: int,
+    told: str,
 ) -> None:
-    def interrupted(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
+    path, measure = tmp_path / "out.json", run.measure
 
-    monkeypatch.setattr(run, "measure", interrupted)
-    found = bench("-p", "hi")
-    assert (found.code, found.out) == (130, "")
-    assert found.err.splitlines()[-1] == "ggufspec: interrupted"
+    def failing(*args: Any, **how: Any) -> Any:
+        yield from itertools.islice(measure(*args, **how), n_done)
+        raise raised
+
+    monkeypatch.setattr(run, "measure", failing)
+    found = bench("-p", "hi", "--draft-n", "2", "--json", path)
+    assert (found.code, told in found.err) == (code, True)
+    if not n_done:
+        assert found.out == ""
+        return
+    document = json.loads(path.read_text())
+    assert (len(document["measurements"]), document["interrupted"]) == (3, True)
+    assert "Warning: interrupted: 3 of 6 texts are missing" in found.out
+    assert "draft 2" in found.out
 
 
 def test_baselines_alternate_with_ours(
@@ -413,27 +377,6 @@ def test_a_prompt_that_is_too_long_is_left_out(bench: Command, tmp_path: Path) -
     assert "larger context" in found.err
 
 
-def test_what_was_measured_survives_an_error(
-    bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "out.json"
-    measure = run.measure
-
-    def failing(*args: Any, **how: Any) -> Any:
-        for text in measure(*args, **how):
-            if text.run == 1:
-                raise GgufspecError("the machine is out of order")
-            yield text
-
-    monkeypatch.setattr(run, "measure", failing)
-    found = bench("-p", "hi", "--draft-n", "2", "--json", path)
-    assert found.code == 1
-    assert "the machine is out of order" in found.err
-    assert "draft 2" in found.out
-    document = json.loads(path.read_text())
-    assert (len(document["measurements"]), document["interrupted"]) == (3, True)
-
-
 def test_a_preset_has_fewer_prompts_of_its_own(bench: Command, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert bench("--preset", "llama-ssp", "--n-prompts", "2", "--json", path).code == 0
@@ -442,16 +385,6 @@ def test_a_preset_has_fewer_prompts_of_its_own(bench: Command, tmp_path: Path) -
         [each.name, list(each.turns)]
         for each in experiment.PRESETS["llama-ssp"].experiment.prompts[:2]
     ]
-
-
-def test_a_terminal_without_the_letters_has_the_table_all_the_same(
-    program: Command, target: Path, draft: Path
-) -> None:
-    pair = ("--target", target, "--draft", draft, "-p", "hi", "--draft-n", "2")
-    form = ("--format", "markdown")  # has a letter that Latin 2 has not
-    found = program("bench", *pair, *SHORT, *form, PYTHONIOENCODING="iso8859-2")
-    assert found.code == 0, found.err
-    assert "mean ? std" in found.out
 
 
 def test_a_bar_shows_names_with_brackets() -> None:

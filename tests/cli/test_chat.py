@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 import tiny
-from cli.conftest import InterruptedStream
+from cli.conftest import ERROR, INTERRUPTED, Command, InterruptedStream
 from cli.terminal import Terminal
 
 import ggufspec
 
-Command = Callable[..., Any]
-
-ERROR, USAGE, INTERRUPTED = 1, 2, 130
 ANSWER = "Yes!"
 GREEN = "\x1b[32m"
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
@@ -106,15 +103,6 @@ def test_a_loaded_chat_is_not_read_anew(chat: Command, tmp_path: Path) -> None:
     assert again.out == later.out
     assert "the chat must be read again" in again.err
     assert prompts(again.err) == [(n_later, 0)]
-
-
-def test_a_turn_reads_only_what_is_new(chat: Command) -> None:
-    result = chat("/stats", "hello " * 20, "say world", "/undo", "say stop", "/stats", "of")
-    (first, none), (second, reused), (third, reused_after_undo) = prompts(result.err)
-    assert none == 0
-    assert second > reused >= first
-    assert third > reused_after_undo >= first
-    assert result.out.count(ANSWER) == 4
 
 
 def test_a_message_of_several_lines(chat: Command, tmp_path: Path) -> None:
@@ -351,25 +339,9 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         shown.process.wait()
 
 
-def press(terminal: Terminal, keys: str, until: str) -> str:
-    """What a terminal shows after these keys, up to a text."""
-    terminal.data = b""
-    terminal.type(keys)
-    shown = terminal.read_until(until.encode()).decode()
-    assert until in shown, "it has ended"
-    return shown
-
-
-def enter(terminal: Terminal, line: str, until: str, end: str = "\r") -> str:
-    """What a terminal shows after a line, up to the next prompt; before it, keys may be lost."""
-    shown = press(terminal, line + end, until)
-    terminal.data = shown.rpartition(until)[2].encode()
-    return shown + terminal.read_until(b"> ").decode()
-
-
 def interrupt(terminal: Terminal, line: str = "") -> None:
     """Ctrl-C in a line that is begun."""
-    enter(terminal, line, "Ctrl-C again or Ctrl-D ends", end=CTRL_C)
+    terminal.enter(line, "Ctrl-C again or Ctrl-D ends", end=CTRL_C)
 
 
 def test_a_typed_conversation(
@@ -377,14 +349,14 @@ def test_a_typed_conversation(
 ) -> None:
     path = tmp_path / "chat.json"
     first = terminal(polite, "-md", str(polite), "--draft-n", "2", "--temp", "0")
-    assert GREEN in enter(first, "hello", "!")
-    assert press(first, '"""\r', ". ").count(ANSWER) == 0
-    press(first, "of\r", ". ")
-    enter(first, 'world"""', "!")
-    enter(first, f"/save {path}", "which /load restores")
+    assert GREEN in first.enter("hello", "!")
+    assert first.press('"""\r', ". ").count(ANSWER) == 0
+    first.press("of\r", ". ")
+    first.enter('world"""', "!")
+    first.enter(f"/save {path}", "which /load restores")
     interrupt(first, "no such question")
-    enter(first, UP * 5, "!")  # the first message, from the history
-    enter(first, f"/save {path}.2", "answers in")
+    first.enter(UP * 5, "!")  # the first message, from the history
+    first.enter(f"/save {path}.2", "answers in")
     first.type(CTRL_D)
     code, out, _ = first.end()
     assert (code, "Traceback" in out) == (0, False)
@@ -394,8 +366,8 @@ def test_a_typed_conversation(
     assert history.stat().st_mode & 0o077 == 0
     assert history.read_text("utf-8").split("\n")[:2] == ["hello", '"""']
     again = terminal(polite)
-    enter(again, UP * 2, "!")
-    enter(again, f"/save {path}.3", "which /load restores")
+    again.enter(UP * 2, "!")
+    again.enter(f"/save {path}.3", "which /load restores")
     assert said(Path(f"{path}.3"))[0] == "hello", "from the history of the first chat"
     interrupt(again)
     again.type(CTRL_C)
@@ -407,14 +379,14 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_chat(
 ) -> None:
     path = tmp_path / "chat.json"
     shown = terminal(endless, "-c", "100000", "--color", "off", "--temp", "0")
-    press(shown, "hello\r", LETTERS)
-    press(shown, CTRL_C, "> ")
-    enter(shown, f"/save {path}", "1 answer in")
+    shown.press("hello\r", LETTERS)
+    shown.press(CTRL_C, "> ")
+    shown.enter(f"/save {path}", "1 answer in")
     hello, answer = said(path)
     assert (hello, answer[:26]) == ("hello", LETTERS)
-    enter(shown, "/stats", "on")
-    press(shown, "say\r", LETTERS)
-    out = press(shown, CTRL_C, "> ")
+    shown.enter("/stats", "on")
+    shown.press("say\r", LETTERS)
+    out = shown.press(CTRL_C, "> ")
     shown.type("/exit\r")
     code, rest, _ = shown.end()
     assert (code, "Traceback" in out + rest) == (0, False)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cli.conftest import ERROR, Command
 
 from ggufspec.standin import embedded, padded
 
-Command = Callable[..., Any]
-
-ERROR, USAGE = 1, 2
 SHORT = ("demo", "--size", "10M", "-n", "12", "-t", "1")
 
 
@@ -76,25 +72,6 @@ def test_the_stand_in_is_announced_and_written_once(
     assert "Writing" not in command(*SHORT, "--json", "--cache-dir", folder).err
     assert list(folder.glob("*.gguf")) == [file]
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == (written.st_mtime_ns, written.st_ino)
-
-
-@pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        (["--size", "5"], ["'5' is not a size", "250M"]),
-        (["--size", "70B"], ["70B parameters", "too large", "10M to 8B"]),
-        (["-n", "0"], ["-n"]),
-    ],
-    ids=" ".join,
-)
-def test_an_option_that_cannot_be_used_writes_nothing(
-    args: list[str], named: list[str], command: Command, tmp_path: Path
-) -> None:
-    folder = tmp_path / "cache"
-    result = command("demo", "--size", "10M", "--cache-dir", folder, *args)
-    assert (result.code, result.out) == (USAGE, "")
-    assert all(part in result.err for part in named)
-    assert not folder.exists()
 
 
 def test_a_cache_folder_that_is_a_file(command: Command, tmp_path: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from cli.conftest import Command
 
 from ggufspec.decoding.sampling_options import Sampling
-
-Command = Callable[..., Any]
 
 SAMPLING = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "mirostat": 2}
 LINE = "sampling from the file: temperature 0.7, top-k 20, top-p 0.8"

@@ -9,8 +9,7 @@ import pytest
 import tiny
 import tiny_blocks
 import tiny_heads
-
-from .conftest import Command
+from cli.conftest import Command
 
 TABLE = tiny_heads.Table()
 HEAD = tiny_heads.Head(table=TABLE)

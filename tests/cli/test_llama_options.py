@@ -11,17 +11,17 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import pytest
+from cli.conftest import Command
 
 from ggufspec.cli import parameters
 from ggufspec.cli.main import cli
 from ggufspec.cli.parameters import VARIABLES
 from tests.benchmarks.llama_options import options_of, recorded
 
-Command = Callable[..., Any]
 GUIDE = Path(parameters.__file__).with_name("llama_options.md")
 ALL = ("run", "chat", "serve")
 

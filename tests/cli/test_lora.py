@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lora
 import pytest
+from cli.conftest import Command
 
 import ggufspec
 
-Command = Callable[..., Any]
 GREEDY = ("-n", "12", "--temp", "0", "-c", "256", "-p", "hello world")
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import tiny
 import tiny_heads
+from cli.conftest import Command
 from hub import Hub, sha256, status
-
-from .conftest import Command
 
 TRIMMED = {
     "source": "Qwen",

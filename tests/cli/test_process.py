@@ -9,29 +9,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
-from cli.conftest import InterruptedStream
+from cli.conftest import (
+    CLOSED_PIPE,
+    ENTRY,
+    ERROR,
+    INTERRUPTED,
+    MAIN,
+    PREAMBLE,
+    USAGE,
+    Command,
+    InterruptedStream,
+    started,
+)
 from patience import PATIENCE, at_most
 
 from ggufspec import __main__ as entry
 
-Command = Callable[..., Any]
-
-ERROR, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 INTERRUPTED_MESSAGE = "ggufspec: interrupted"
 ENDLESS = ("-p", "hi", "--temp", "0", "-c", "100000")  # more tokens than anybody waits for
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SMILE = "héllo 🙂"
-# A shell starts jobs in the background with Ctrl-C switched off: switch it on, whoever started us.
-PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-ENTRY = "from ggufspec.__main__ import main; main()"
-MAIN = PREAMBLE + ENTRY
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +47,6 @@ def chatterbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smiley(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "smiley.gguf"
     return tiny.write_timed(path, [*tiny.SPM.spell(SMILE), 2], n_prompt=3)
-
-
-def start(*args: str | Path, code: str = MAIN, **how: Any) -> subprocess.Popen[bytes]:
-    """With buffered output, as users have it, whatever the tests were started with."""
-    env = how.pop("env", os.environ)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, args)],
-        stdin=how.pop("stdin", subprocess.DEVNULL),
-        stdout=how.pop("stdout", subprocess.PIPE),
-        stderr=subprocess.PIPE,
-        bufsize=0,  # what is read ahead of communicate() must not be lost to it
-        env={name: value for name, value in env.items() if name != "PYTHONUNBUFFERED"},
-        **how,
-    )
 
 
 def wait_for_context(process: subprocess.Popen[bytes]) -> None:
@@ -86,7 +74,7 @@ def test_help_comes_without_the_heavy_libraries() -> None:
         "    assert not heavy & {*sys.modules}, (command, heavy & {*sys.modules})\n"
     )
     names = ("", "run", "chat", "compare", "demo", "serve", "trim", "tune")
-    process = start("--version", *(f"{name} --help" for name in names), code=told)
+    process = started("--version", *(f"{name} --help" for name in names), code=told)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert out.count(b"Usage:") == len(names)
@@ -114,7 +102,7 @@ def test_ctrl_c_while_modules_are_imported(module: str, chatterbox: Path) -> Non
         "sys.meta_path.insert(0, Press())\n"
         "runpy.run_module('ggufspec', run_name='__main__')"
     )
-    process = start("run", "-m", chatterbox, "-p", "hi", "-n", "5", code=at_an_import)
+    process = started("run", "-m", chatterbox, "-p", "hi", "-n", "5", code=at_an_import)
     out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     assert (process.returncode, out) == (INTERRUPTED, "")
     assert err.split("\n") == ["", INTERRUPTED_MESSAGE, ""]
@@ -122,7 +110,7 @@ def test_ctrl_c_while_modules_are_imported(module: str, chatterbox: Path) -> Non
 
 def test_ctrl_c_while_the_process_ends() -> None:
     at_the_end = "import atexit\natexit.register(lambda: signal.raise_signal(signal.SIGINT))\n"
-    process = start("--version", code=PREAMBLE + at_the_end + ENTRY)
+    process = started("--version", code=PREAMBLE + at_the_end + ENTRY)
     out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     assert (process.returncode, out) == (INTERRUPTED, f"ggufspec, version {version('ggufspec')}\n")
     assert err.split("\n") == ["", INTERRUPTED_MESSAGE, ""]
@@ -131,13 +119,13 @@ def test_ctrl_c_while_the_process_ends() -> None:
 def test_ctrl_c_stays_ignored_in_the_background() -> None:
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     at_the_end = "import atexit; atexit.register(lambda: signal.raise_signal(signal.SIGINT))\n"
-    process = start("--version", code=ignored + at_the_end + ENTRY)
+    process = started("--version", code=ignored + at_the_end + ENTRY)
     assert process.communicate(timeout=PATIENCE)[1] == b""
     assert process.returncode == 0
 
 
 def test_ctrl_c_ends_a_text_with_what_there_is(chatterbox: Path) -> None:
-    process = start("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, *ENDLESS)
+    process = started("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, *ENDLESS)
     assert process.stdout is not None
     begin = b""
     while len(begin) < 100 and (more := process.stdout.read(100)):
@@ -187,7 +175,7 @@ def test_ctrl_c_while_llama_cpp_logs(chatterbox: Path) -> None:
         "logging.getLogger('ggufspec').setLevel(logging.DEBUG)\n"
         "from ggufspec.__main__ import main; main()"
     )
-    process = start(
+    process = started(
         "run", "-t", "1", "-m", chatterbox, "-p", "hi", "-n", "5", code=at_the_first_line
     )
     out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
@@ -198,7 +186,7 @@ def test_ctrl_c_while_llama_cpp_logs(chatterbox: Path) -> None:
 
 def test_a_real_ctrl_c_while_a_long_prompt_is_read(chatterbox: Path) -> None:
     args = ("run", "-t", "1", "-m", chatterbox, "-c", "200000", "-f", "-", "-v")
-    process = start(*args, stdin=subprocess.PIPE)
+    process = started(*args, stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(b"0123456789" * 15_000)
     process.stdin.close()
@@ -222,7 +210,7 @@ def without_notice(err: bytes) -> str:
 
 
 def test_a_closed_pipe_ends_the_command_quietly(chatterbox: Path) -> None:
-    process = start("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, *ENDLESS)
+    process = started("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, *ENDLESS)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(10)
@@ -235,7 +223,7 @@ def test_a_closed_pipe_ends_the_command_quietly(chatterbox: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_disk_is_reported() -> None:
     with open("/dev/full", "wb") as full:
-        process = start("--help", stdout=full)
+        process = started("--help", stdout=full)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == ERROR
     assert (
@@ -248,7 +236,7 @@ def test_a_cache_folder_on_a_full_disk_is_reported_once(chatterbox: Path, tmp_pa
     limit = "from resource import RLIMIT_FSIZE, setrlimit; setrlimit(RLIMIT_FSIZE, (0, 0))\n"
     args = ("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, "-p", "hi", "-n", "5")
     env = {**os.environ, "GGUFSPEC_CACHE": str(tmp_path)}
-    process = start(*args, "--seed", "1", code=limit + MAIN, env=env)
+    process = started(*args, "--seed", "1", code=limit + MAIN, env=env)
     out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     assert process.returncode == 0
     assert len(out) == 6
@@ -302,7 +290,7 @@ def test_a_compilation_that_took_too_long_does_not_crash_the_end() -> None:
     parts = {f"p{i}": part for i in range(100)}  # some time to find the part that is refused
     schema = json.dumps({"properties": {**parts, "last": {"not": {"const": 1}}}})
     code = "from ggufspec.structured import grammar; grammar.MAX_SECONDS = 0.02\n" + MAIN
-    process = start("run", "-m", "nowhere.gguf", "-p", "x", "-j", schema, code=code)
+    process = started("run", "-m", "nowhere.gguf", "-p", "x", "-j", schema, code=code)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == USAGE, err
     assert b"takes longer than 0.02 s to compile; simplify it" in err

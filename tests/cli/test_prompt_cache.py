@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-
-Command = Callable[..., Any]
+from cli.conftest import Command
 
 PROMPT = "hello world, the model of the end " * 3
 MORE = " and hello"

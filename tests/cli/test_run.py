@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from cli.conftest import Command
 
 import ggufspec
 from ggufspec.cli import render
 from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine import fit
 from ggufspec.standin import embedded
-
-Command = Callable[..., Any]
 
 EOS = 2
 PROMPT = "hi"
@@ -58,17 +56,6 @@ def test_layers_for_a_gpu_that_is_not_there_are_answered_by_a_note(
 # The text
 
 
-def test_a_character_is_written_whole_though_its_bytes_come_from_draft_and_target(
-    run: Command, story: Path
-) -> None:
-    smiley = tiny.SPM.spell("🙂")
-    start = next(i for i in range(len(SCRIPT)) if SCRIPT[i : i + len(smiley)] == smiley)
-    draft = refused_at(story, start + 2)
-    for n_draft in ("1", "3", "64"):
-        result = run("-m", story, "-md", draft, "-p", PROMPT, "--draft-n", n_draft)
-        assert (result.code, result.out) == (0, TEXT + "\n")
-
-
 def test_the_text_equals_the_librarys(run: Command, target: Path, draft: Path) -> None:
     expected = library(target, draft, "hello world", temperature=0.9, seed=5, max_tokens=80)
     asked = ("-p", "hello world", "--temp", "0.9", "--seed", "5", "-n", "80")
@@ -76,52 +63,6 @@ def test_the_text_equals_the_librarys(run: Command, target: Path, draft: Path) -
     assert result.out == expected.text + "\n"
     document = run("-m", target, "-md", draft, *asked, "--json").document
     assert (document["text"], document["tokens"]) == (expected.text, list(expected.tokens))
-
-
-def test_exact_drafts_up_to_the_length_that_is_given(
-    run: Command, target: Path, draft: Path
-) -> None:
-    args = ("-m", target, "-md", draft, "-p", "hello world", *GREEDY, "-n", "40", "--exact")
-    texts = {run(*args, *more).out for more in ((), ("--draft-n", "5"), ("--drafter", "none"))}
-    assert len(texts) == 1
-
-
-@pytest.mark.parametrize(
-    ("stops", "text"), [(["wörld"], "héllo 🙂 "), (["🙂", "llo"], "hé"), (["wörlds"], TEXT)]
-)
-def test_a_stop_string_over_several_tokens_ends_the_text_before_itself(
-    stops: list[str], text: str, run: Command, story: Path
-) -> None:
-    stopping = [part for stop in stops for part in ("--stop", stop)]
-    args = ("-m", story, "-md", story, "-p", PROMPT, *stopping)
-    assert run(*args).out == text + "\n"
-    document = run(*args, "--json").document
-    assert (document["text"], document["finish_reason"]) == (text, "stop")
-
-
-def test_an_end_inside_a_draft_ends_the_text(run: Command, story: Path, tmp_path: Path) -> None:
-    short = tiny.write_timed(
-        tmp_path / "short.gguf", [*tiny.SPM.spell("ab"), EOS], n_prompt=N_PROMPT
-    )
-    document = run("-m", short, "-md", short, "-p", PROMPT, "--draft-n", "8", "--json").document
-    assert (document["text"], document["finish_reason"]) == ("ab", "stop")
-    assert document["tokens"] == tiny.SPM.spell("ab"), "the token that ends a text is no part of it"
-    assert document["n_drafted"] == document["n_accepted"] == 3
-    assert document["n_rounds"] == 1
-
-
-def test_an_end_can_be_ignored(run: Command, story: Path) -> None:
-    args = ("-m", story, "-md", story, "-p", PROMPT, *GREEDY, "-n", "50", "--ignore-eos")
-    document = run(*args, "--json").document
-    assert (len(document["tokens"]), document["finish_reason"]) == (50, "length")
-    assert EOS not in document["tokens"]
-    assert document["text"].count(TEXT) >= 2
-
-
-def test_without_a_limit_the_context_is_filled(run: Command, target: Path, draft: Path) -> None:
-    document = run("-m", target, "-md", draft, "-p", PROMPT, "-c", "40", "--json").document
-    assert document["n_prompt"] + document["n_generated"] == 40
-    assert document["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
@@ -141,40 +82,6 @@ def test_a_context_beyond_what_a_model_was_trained_for_is_reported_once(
     assert result.code == 0
     assert result.err.count("exceeds") == bool(found)
     assert all(part in result.err for part in found)
-
-
-def test_a_seed_repeats_the_text(run: Command, target: Path, draft: Path) -> None:
-    def tokens(*seed: str) -> list[int]:
-        args = ("-m", target, "-md", draft, "-p", PROMPT, "-n", "30", "--json", *length, *seed)
-        document = run(*args).document
-        seeds.append(document["settings"]["seed"])
-        return document["tokens"]
-
-    seeds: list[int] = []
-    length: tuple[str, ...] = ()
-    first = tokens("--seed", "7")
-    assert tokens("--seed", "7") == first
-    assert tokens("--seed", "8") != first
-    length = ("--draft-n", "3")  # without a seed, auto learns as it writes
-    fresh = tokens()
-    assert fresh != tokens(), "without a seed, a fresh one"
-    assert tokens("--seed", str(seeds[-2])) == fresh, "which --json tells"
-
-
-def test_without_a_draft_nothing_is_drafted(run: Command, target: Path, draft: Path) -> None:
-    args = ("-m", target, "-p", PROMPT, "-n", "20", "--drafter", "none", *GREEDY)
-    plain = run(*args)
-    assert "draft" not in plain.err
-    document = run(*args, "--json").document
-    assert document["n_drafted"] == document["n_accepted"] == 0
-    assert document["drafted_by_position"] == document["accepted_by_position"] == []
-    assert document["n_rounds"] == document["n_generated"] == 20
-    assert document["settings"]["draft"] is None
-    unused = run(*args, "-md", draft, "--drafter", "none", "--json").document
-    assert unused["n_drafted"] == 0
-    assert unused["tokens"] == document["tokens"]
-    for rule in ((), ("--drafter", "model", "--verify", "match")):
-        assert run(*args, "-md", draft, *rule).out == plain.out
 
 
 # The prompt

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cli.conftest import Command
 
 from ggufspec.standin.embedded import embedded_target
 
-Command = Callable[..., Any]
 TARGET = ("-m", str(embedded_target()), "-p", "The prince", "-n", "8", "--seed", "1")
 
 
@@ -41,12 +39,6 @@ def test_all_of_them_arrive(run: Command) -> None:
         **{"regex": None, "choices": None},
     }
     assert {name: settings[name] for name in expected} == expected
-
-
-def test_a_bias_bans_a_token(run: Command) -> None:
-    first = run(*TARGET, "--temp", "0", "--json").document["tokens"][0]
-    other = run(*TARGET, "--temp", "0", "-l", f"{first}-inf", "--json").document["tokens"]
-    assert first not in other
 
 
 def test_a_schema_from_a_file_holds_the_text(run: Command, tmp_path: Path) -> None:

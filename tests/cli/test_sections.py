@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-
-Command = Callable[..., Any]
+from cli.conftest import Command
 
 USUAL = ["Drafting", "Sampling", "Constraints", "Devices and memory", "Output"]
 

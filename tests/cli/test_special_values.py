@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cli.conftest import Command
 
 from ggufspec.llama.devices import n_threads_default
 
-Command = Callable[..., Any]
 N_CTX = 64
 
 

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from cli.conftest import ERROR, INTERRUPTED, USAGE, Command
 from patience import PATIENCE, comes_true
 from small import small
 
@@ -20,9 +19,6 @@ from ggufspec.models.header import read_header
 from ggufspec.models.named_shape import header_of_name
 from ggufspec.models.quantization import header_of
 
-Command = Callable[..., Any]
-
-ERROR, USAGE, INTERRUPTED = 1, 2, 130
 LARGE = "70B-Q3_K_S"
 
 
@@ -57,21 +53,6 @@ def test_a_registered_model_need_not_be_there(command: Command, tmp_path: Path) 
     header = read_header(path)
     assert (header.architecture, header.n_vocab, header.n_layers) == ("gpt2", 50257, 12)
     assert header.n_tensor_bytes == header_of_name("gpt-2:Q4_0").n_tensor_bytes
-
-
-def test_a_name_that_means_nothing(command: Command, tmp_path: Path) -> None:
-    result = command("standin", "--like", "70B-Q3_K_X", tmp_path / "model.gguf")
-    assert result.code == ERROR
-    assert "did you mean 70B-Q3_K_S" in result.err
-    assert result.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("share", ["1.1", "nan"])
-def test_shares_that_are_none(share: str, command: Command, model: Path, tmp_path: Path) -> None:
-    result = command("standin", "--like", model, "--agreement", share, tmp_path / "model.gguf")
-    assert result.code == USAGE
-    assert "--agreement" in result.err
 
 
 def test_paths_that_are_not_to_be_written(command: Command, model: Path, tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from cli.conftest import Command
-
-from ggufspec.cli import USAGE
+from cli.conftest import USAGE, Command
 
 REASON = "it has recurrent layers, which read no trees"
 

@@ -6,20 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cli.conftest import USAGE, Command
 from patience import PATIENCE, comes_true
 
 from ggufspec.models.header import read_header
 from ggufspec.models.trim_facts import trim_of
 from ggufspec.standin.embedded import embedded_draft, embedded_target
-
-Command = Callable[..., Any]
-
-ERROR, USAGE = 1, 2
 
 
 @pytest.fixture
@@ -57,28 +52,6 @@ def test_another_type(trim: Command, tmp_path: Path) -> None:
     assert trim(embedded_draft(), *both, "-o", path).code == 0
     header = read_header(path)
     assert (header.matrix_type, (trim_of(header) or {})["tokens"]) == ("Q4_0", 1024)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ((), "nothing would be cut"),
-        (("--vocab", "10"), "are always kept"),
-        (("--vocab", "1000000000"), "cannot be trimmed to 1,000,000,000 tokens: it has 4,096"),
-        (("--layers", "1-0"), "is not a list such as 0-10,14-23"),
-        (("--layers", "0,7"), "has no layers 7"),
-        (("--type", "q9"), "not a quantization"),
-        (("--vocab", "1024", "--text", "no-such.txt"), "cannot be read"),
-        (("--layers", "0", "--text", "no-such.txt"), "give their number with --vocab"),
-    ],
-)
-def test_cuts_that_cannot_be(
-    arguments: tuple[str, ...], told: str, trim: Command, tmp_path: Path
-) -> None:
-    result = trim(embedded_draft(), *arguments, "-o", tmp_path / "out.gguf")
-    assert result.code in (ERROR, USAGE)
-    assert told in result.err
-    assert not list(tmp_path.iterdir())
 
 
 def test_paths_that_are_not_to_be_written(trim: Command, tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
-from cli.conftest import check_interrupted
+from cli.conftest import Command, check_interrupted
 
 import ggufspec
 from ggufspec.cli.render import echo_bars
@@ -20,9 +18,6 @@ from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.timing import DraftTimes
 from ggufspec.standin.embedded import embedded_draft
 
-Command = Callable[..., Any]
-
-ERROR, USAGE, INTERRUPTED = 1, 2, 130
 QUICK = ("--runs", "1", "--max-n", "4", "--depth", "20")
 
 
@@ -264,32 +259,6 @@ def test_a_pair_is_forgotten_or_everything(
 
 
 # What can be wrong
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--max-n", "65"), "--max-n"),
-        (("-c", "24"), "no room for 20 tokens and a pass of 5: use at least 25"),
-        (("-t", "513"), "n_threads is 513"),
-    ],
-    ids=str,
-)
-def test_options_that_cannot_be_used(arguments: tuple[str, ...], named: str, tune: Command) -> None:
-    result = tune(*arguments)
-    assert (result.code, result.out) == (USAGE, "")
-    assert named in " ".join(result.err.split())
-    assert records() == []
-
-
-def test_a_target_is_needed_and_a_context_for_a_batch(command: Command, target: Path) -> None:
-    for args, told in (
-        ((), "--target"),
-        (("-m", target, "-c", "16"), "has no room for a pass of 17: use at least 17"),
-    ):
-        result = command("tune", *args)
-        assert (result.code, result.out) == (USAGE, "")
-        assert told in result.err
 
 
 def test_ctrl_c_ends_it_with_nothing_remembered(target: Path, draft: Path) -> None:

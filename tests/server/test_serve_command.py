@@ -32,36 +32,6 @@ def test_without_the_extra_it_says_what_to_install(
     assert "pip install 'ggufspec[server]'" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        (["--draft", "d.gguf"], "--draft needs --target"),
-        (["--api-key", ""], "is empty"),
-        (["--api-key-file", "/nowhere/keys"], "the file of keys /nowhere/keys cannot be read"),
-        (["--api-key-file", "/dev/null"], "is empty; write one key per line"),
-        (["--chat-template-file", "/nowhere/c.jinja"], "the file /nowhere/c.jinja cannot be read"),
-        (["--top-p", "2"], "--top-p"),
-        (["--mirostat", "2"], "--mirostat is not supported"),
-        (["--host", "no such host.invalid"], "does not exist"),
-        (["--verify", "_lossy"], "no verification rule '_lossy'"),
-        (["--host", "192.0.2.1"], "192.0.2.1 is not an address of this machine"),
-        (["--timeout", "nan"], "not a number"),
-        (["--grace", "nan"], "not a number"),
-        (["-m", "t.gguf", "--draft-temp", "1"], "needs a draft model"),
-        (["-m", "/nowhere/t.gguf", "--port", "0"], "t.gguf"),
-        (["--drafter", "oracle", "-m", "t.gguf", "--port", "0"], "t.gguf"),
-    ],
-)
-def test_wrong_usage_is_explained(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    args: list[str],
-    told: str,
-) -> None:
-    assert called(monkeypatch, *args) in (1, 2)
-    assert told in capfd.readouterr().err
-
-
 def test_the_options_of_the_command_reach_the_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chat_files: tuple[Path, Path]
 ) -> None:
