@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ggufspec.decoding import verify
 from ggufspec.decoding.loop import speculate, timed
+from ggufspec.decoding.rng import uniform_streams
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.tree import path_to
 from ggufspec.decoding.types import Ask, Logits, Round, Session
 from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.strategies import Materials, make
+
+GREEDY = Sampling(temperature=0)
 
 
 class FakeSession:
@@ -42,9 +49,28 @@ class FakeSession:
         return self._buffer
 
 
-def speculated(tokens: MutableSequence[int], *, target: Session, **loop: Any) -> Iterator[Round]:
+def drafter_of(
+    name: str,
+    session: Session | None,
+    *,
+    sampling: Sampling = GREEDY,
+    stop_tokens: Sequence[int] = (),
+    n_draft: int = 8,
+    **more: Any,
+) -> Any:
+    """A strategy with the materials that an engine gives it."""
+    uniforms = uniform_streams(4)[1]
+    given = Materials(sampling, uniforms, stop_tokens, session, n_draft_max=n_draft)
+    return make(name, replace(given, **more))
+
+
+def speculated(
+    tokens: MutableSequence[int], *, target: Session, n_tokens: int = 60, **loop: Any
+) -> Iterator[Round]:
     """The rounds of a loop that has its target to itself."""
-    steps = speculate(tokens, **loop)
+    usual = {"verify": verify.rule("traversal"), "sampling": GREEDY, "n_draft": 8}
+    usual |= {"uniforms": uniform_streams(4)[0], "n_end": len(tokens) + n_tokens}
+    steps = speculate(tokens, **{**usual, **loop})
     for step in steps:
         assert isinstance(step, Ask)
         turn = steps.send(timed(target, step))

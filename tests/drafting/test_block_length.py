@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from fake_blocks import FakeBlocks
-from fakes import known_costs
+from fakes import drafter_of, known_costs
 
 from ggufspec import _native
-from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
-from ggufspec.drafting import profile_store, strategies
+from ggufspec.drafting import profile_store
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import STOP_REASONS, Action, LengthPolicy
@@ -293,13 +291,10 @@ def test_the_drafter_looks_ahead_before_the_first_token(sure: Sequence[int], n_w
     costs = known_costs(STAIRS[:5], 0.1, n_per_step=4)
     tokens = [1, 2]
     head = FakeBlocks(tokens, lambda known, drafted: np.eye(1, 9, 3)[0] * sure[len(drafted)], 4)
-    materials = strategies.Materials(
-        Sampling(temperature=0), lambda n: [0.5] * n, (), head, n_draft_max=4, tree="off"
-    )
     policy = policy_of(costs, -4.0, 3.0)
     policy.observe_gaps([SURE] * 16)
-    materials = replace(materials, policy=policy)
-    assert len(strategies.make("model", materials).draft(tokens, 4).tokens) == n_wanted
+    drafter = drafter_of("model", head, policy=policy, n_draft=4, tree="off")
+    assert len(drafter.draft(tokens, 4).tokens) == n_wanted
 
 
 def test_advice_names_a_block_that_is_too_slow() -> None:

@@ -10,18 +10,18 @@ import itertools
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
 import pytest
-from enumerated import TWINS, Choices, Distribution, distance, judged
+from enumerated import Choices, Distribution, distance, judged
 from fakes import FakeSession, known_costs, speculated
 
 from ggufspec import _native
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.types import Constraint, Draft, Masks, Probs, Uniforms, Verdict, Verify
+from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict, Verify
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import (
     Acceptance,
@@ -171,11 +171,9 @@ def speculative_distribution(
     policy: Callable[[], LengthPolicy] = LengthPolicy,
     *,
     top_k: int = 0,
-    changed: Callable[[Verify, ForcedText], Verify] = lambda rule, forced: rule,
-    constraint: Constraint | None = None,
 ) -> tuple[Distribution, Counter[str]]:
     """The probability of every text, and in how many rounds of all runs something happened."""
-    constraint = case.constraint() if constraint is None else constraint
+    constraint = case.constraint()
     sampling = Sampling(
         temperature=TEMPERATURE, top_k=top_k, top_p=1, min_p=0, constraint=constraint
     )
@@ -205,7 +203,7 @@ def speculative_distribution(
             stage = stage_of(materials, judged(rule, choices))
             materials = replace(materials, stage=stage)
         tokens = array("i", case.prompt)
-        judge = changed(judged(rule, choices), forced)
+        judge = judged(rule, choices)
 
         def watched(
             draft: Draft,
@@ -309,60 +307,3 @@ def test_so_it_does_where_the_samplers_cut_what_the_grammar_allows() -> None:
             for drafter in ("forced", "auto"):
                 found, _ = speculative_distribution(case, drafter, "traversal", top_k=top_k)
                 assert distance(found, expected) < 1e-6
-
-
-def test_there_are_many_texts_and_many_tokenizations() -> None:
-    for name, case in CASES.items():
-        distribution = target_distribution(case)
-        assert sum(distribution.values()) == pytest.approx(1)
-        texts = {b"".join(PIECES[token] for token in tokens) for tokens in distribution}
-        assert len(texts) >= 2
-        assert len(distribution) >= 2 * len(texts) or name.startswith("open")
-
-
-# Known mistakes
-
-
-def accepts_forced(rule: Verify, forced: ForcedText) -> Verify:
-    """Takes forced tokens in front of a draft without a judgement."""
-
-    def changed(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-        n = next((i for i in range(len(draft.tokens)) if i not in forced.positions), None)
-        n_forced = len(draft.tokens) if n is None else n
-        verdict = rule(draft, target_probs, uniforms)
-        if verdict.n_accepted >= n_forced:
-            return verdict
-        row = np.asarray(target_probs)[n_forced]
-        return Verdict(n_forced, int(row.argmax()))
-
-    return changed
-
-
-class OneTokenization:
-    """Allows only the usual tokens of forced text, as llguidance's masks do by default."""
-
-    def __init__(self, constraint: Constraint) -> None:
-        self._constraint = constraint
-        self.n_allowed, self.is_over = constraint.n_allowed, constraint.is_over
-        self.forced = constraint.forced
-
-    def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks:
-        masks = self._constraint.masks(tokens, draft).copy()
-        for i in range(len(masks)):
-            forced = self.forced([*tokens, *draft[:i]])
-            if len(forced) and masks[i].any():
-                masks[i] = 0
-                masks[i, 0] = 1 << forced[0]
-        return masks
-
-
-@pytest.mark.parametrize("rule", TWINS)
-@pytest.mark.parametrize("name", ["in front", "between"])
-def test_known_mistakes_change_the_distribution(name: str, rule: str) -> None:
-    case = CASES[name]
-    expected = target_distribution(case)
-    found, _ = speculative_distribution(case, "forced", rule, changed=accepts_forced)
-    assert distance(found, expected) > 0.01
-    narrow = OneTokenization(case.constraint())
-    found, _ = speculative_distribution(case, "forced", rule, constraint=narrow)
-    assert distance(found, expected) > 0.01

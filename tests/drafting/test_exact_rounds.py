@@ -6,7 +6,6 @@ that is drawn next. A head has all rows of a block, so that the gaps are known b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
@@ -16,13 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
-from enumerated import TWINS, Choices, Distribution, distance, judged
+from enumerated import TWINS, Choices, Distribution, distance
 from fake_blocks import FakeBlocks
-from fakes import FakeSession, hashed_logits, known_costs, speculated
+from fakes import FakeSession, drafter_of, hashed_logits, known_costs
 
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Draft, Drafter, Probs, Uniforms
-from ggufspec.drafting import strategies
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.draft_length import LengthPolicy
 
@@ -136,15 +134,11 @@ def exactly(probs: Probs) -> np.ndarray:
     return np.array(exact)
 
 
-Changed = Callable[[Draft, Any], Draft]  # of a draft and its session
-
-
 def after_a_round(
     head: str,
     policy: Callable[[], LengthPolicy],
     prompt: Sequence[int],
     *,
-    changed: Changed = lambda draft, session: draft,
     n_draft: int = N_ROWS,
     n_rows: int = N_ROWS,
     **options: Any,
@@ -159,7 +153,7 @@ def after_a_round(
     for _ in choices.runs():
         session = session_of(head, prompt, n_rows)
         drafter = made(policy(), session, Sixths(choices), n_draft=n_draft, **options)
-        draft = changed(drafter.draft(prompt, n_draft), session)
+        draft = drafter.draft(prompt, n_draft)
         shapes.add((len(draft.tokens), *draft.parents))
         probs = None if draft.probs is None else exactly(draft.probs)
         for rule in TWINS:
@@ -203,26 +197,11 @@ def outcomes(
 
 
 def made(
-    policy: LengthPolicy,
-    session: FakeSession,
-    uniforms: Any,
-    *,
-    name: str = "model",
-    tree: str = "on",
-    n_draft: int = N_ROWS,
-    stop_tokens: Sequence[int] = (),
+    policy: LengthPolicy, session: FakeSession, uniforms: Any, *, name: str = "model", **how: Any
 ) -> Drafter:
-    materials = strategies.Materials(
-        SAMPLING,
-        uniforms,
-        stop_tokens,
-        session,
-        n_draft_max=n_draft,
-        policy=policy,
-        tree=tree,
-        n_leaves=16,
-    )
-    return strategies.make(name, materials)
+    given = {"sampling": SAMPLING, "uniforms": uniforms, "policy": policy, "n_leaves": 16}
+    made: Drafter = drafter_of(name, session, **{"tree": "on", "n_draft": N_ROWS, **given, **how})
+    return made
 
 
 PROMPTS = [(0, 1, 2, 0, 1, 1, 2, 0, *last) for last in product(range(N_VOCAB), repeat=2)]
@@ -271,120 +250,3 @@ def test_so_it_has_with_the_trees_of_a_draft_model(name: str, policy: str) -> No
         assert max(distances.values()) < 1e-12
         n_shapes.append(len(shapes))
     assert max(n_shapes) > 1, "the shape depends on the tokens that were drawn"
-
-
-# Known mistakes
-
-
-def with_full_rows(draft: Draft, session: object) -> Draft:
-    """A sibling counts as if it had been drawn from the whole row."""
-    probs = np.array(draft.probs)
-    for node, parent in enumerate(draft.parents):
-        probs[node] = probs[list(draft.parents).index(parent)]
-    return draft._replace(probs=probs)
-
-
-def test_a_sibling_that_is_drawn_from_the_whole_row_is_found() -> None:
-    policy, worst = MODEL_POLICIES["flat"], 0.0
-    for prompt in PROMPTS[:3]:
-        distances, _ = after_a_round("model", policy, prompt, changed=with_full_rows)
-        worst = max(worst, min(distances["rejection"], distances["traversal"]))
-    assert worst > 0.01
-
-
-def before_an_unlikely_token(draft: Draft, session: FakeBlocks) -> Draft:
-    """Stops before a token that was drawn, because it is an unlikely one."""
-    probs = np.asarray(draft.probs)
-    unlikely = (i for i, token in enumerate(draft.tokens) if probs[i, token] < 0.5)
-    return cut(draft, next(unlikely, len(probs)))
-
-
-def before_an_uncertain_row(draft: Draft, session: FakeBlocks) -> Draft:
-    """Stops before a token that was drawn, because the row behind it is not certain."""
-    text = list(session.text)
-    for n, token in enumerate(draft.tokens):
-        text.append(token)
-        gaps = session.gaps(text, 1)
-        if gaps and gaps[0] < 0.1:
-            return cut(draft, n)
-    return draft
-
-
-def cut(draft: Draft, n: int) -> Draft:
-    return Draft(draft.tokens[:n], np.asarray(draft.probs)[:n] if n else None)
-
-
-@pytest.mark.parametrize(
-    ("head", "mistake", "is_wrong"),
-    [
-        ("chained", before_an_unlikely_token, True),
-        ("independent", before_an_uncertain_row, False),  # known before anything was drawn
-        ("chained", before_an_uncertain_row, True),
-    ],
-)
-def test_a_length_that_depends_on_the_token_behind_it_changes_the_distribution(
-    head: str, mistake: Changed, is_wrong: bool
-) -> None:
-    found: dict[str, float] = dict.fromkeys(TWINS, 0.0)
-    for prompt in PROMPTS[::2]:
-        distances, _ = after_a_round(head, POLICIES["fixed"], prompt, changed=mistake, tree="off")
-        for rule, each in distances.items():
-            found[rule] = max(found[rule], each)
-    assert found.pop("match") < 1e-12, "equality takes any proposal"
-    for each in found.values():
-        assert each > 0.05 if is_wrong else each < 1e-12
-
-
-# Several rounds in the real loop, with all verdicts of the real rules
-
-
-class Draws:
-    """A uniform for each token that a row can give."""
-
-    def __init__(self, choices: Choices, session: FakeBlocks) -> None:
-        self._choices = choices
-        self._session = session
-
-    def __call__(self, n: int) -> Uniforms:
-        return self  # type: ignore[return-value]
-
-    def __getitem__(self, i: int) -> float:
-        weights = np.exp(self._session.last_row.astype(float))
-        probs = weights / weights.sum()
-        token = self._choices.choose(probs.tolist())
-        return float(probs[:token].sum() + probs[token] / 2)
-
-
-def written(
-    head: str, policy: Callable[[], LengthPolicy], rule: str, prompt: Sequence[int], n_tokens: int
-) -> tuple[Distribution, Counter[int]]:
-    """The probability of every text, and how many of the rounds drafted so many tokens."""
-    found: Distribution = {}
-    n_rounds: Counter[int] = Counter()
-    choices = Choices()
-    for _ in choices.runs():
-        tokens = list(prompt)
-        session = FakeBlocks(tokens, HEADS[head], N_ROWS, is_chained=head == "chained")
-        drafter = made(policy(), session, Draws(choices, session), tree="off")
-        for round_ in speculated(
-            tokens,
-            target=FakeSession(TARGET),
-            drafter=drafter,
-            verify=judged(rule, choices),
-            sampling=SAMPLING,
-            uniforms=lambda n: [0.5] * n,
-            n_draft=N_ROWS,
-            n_end=len(prompt) + n_tokens,
-        ):
-            n_rounds[round_.n_drafted] += 1
-        text = tuple(tokens[len(prompt) :])
-        found[text] = found.get(text, 0.0) + choices.probability
-    return found, n_rounds
-
-
-@pytest.mark.parametrize("rule", TWINS)
-def test_so_it_has_after_rounds_that_were_learned_from(rule: str) -> None:
-    prompt, n_tokens = PROMPTS[1], 3 if rule == "match" else 4
-    found, n_rounds = written("chained", POLICIES["rising"], rule, prompt, n_tokens)
-    assert distance(found, target_distribution(prompt, n_tokens)) < 1e-6
-    assert len(n_rounds) > 1

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeSession, known_costs, speculated
+from fakes import FakeSession, drafter_of, known_costs, speculated
 
-from ggufspec.decoding import verify
-from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Draft, Round, Verdict
-from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import (
     Acceptance,
     LengthPolicy,
@@ -62,32 +60,13 @@ def rounds_of(
     """The text, its rounds, and the drafter's notes."""
     constraint, policy = constraint_of(regex), policy or LengthPolicy()
     sampling = Sampling(temperature=0.0, constraint=constraint)
-    verify_uniforms, draft_uniforms = uniform_streams(1)
-    materials = drafters.Materials(
-        sampling,
-        draft_uniforms,
-        (END,),
-        draft,
-        n_draft_max=n_draft,
-        policy=policy,
-        forced=ForcedText(constraint),
-    )
-    made = drafters.make(drafter, materials)
+    how: dict[str, Any] = {"sampling": sampling, "n_draft": n_draft, "stop_tokens": (END,)}
+    made = drafter_of(drafter, draft, policy=policy, forced=ForcedText(constraint), **how)
     tokens, rounds = list(PROMPT), []
-    for round_ in speculated(
-        tokens,
-        target=target,
-        drafter=made,
-        verify=verify.rule("traversal"),
-        sampling=sampling,
-        uniforms=verify_uniforms,
-        n_draft=n_draft,
-        n_end=len(PROMPT) + n_tokens,
-        stop_tokens=(END,),
-    ):
+    for round_ in speculated(tokens, target=target, drafter=made, n_tokens=n_tokens, **how):
         policy.observe_round(round_)
         rounds.append(round_)
-    return tokens[len(PROMPT) :], rounds, made.notes()  # type: ignore[attr-defined]
+    return tokens[len(PROMPT) :], rounds, made.notes()
 
 
 def costing(seconds: Sequence[float]) -> LengthPolicy:

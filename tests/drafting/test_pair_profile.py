@@ -155,13 +155,6 @@ def test_nothing_is_remembered_where_that_is_not_wanted(paths: tuple[Path, Path]
     assert documents() == []
 
 
-def test_other_settings_have_costs_of_their_own(paths: tuple[Path, Path]) -> None:
-    write(paths, temperature=0, max_tokens=200)
-    with ggufspec.load(*paths, n_ctx=512, n_threads=1, n_threads_draft=2) as engine:
-        engine.generate(PROMPT, temperature=0, max_tokens=200)
-    assert len(documents()) == 2
-
-
 @pytest.mark.parametrize(
     "document",
     [

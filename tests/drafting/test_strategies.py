@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tiny
-from fakes import FakeSession, hashed_logits, scripted_logits, speculated
-from greedy import assert_same
+from fakes import (
+    GREEDY,
+    FakeSession,
+    drafter_of,
+    hashed_logits,
+    scripted_logits,
+    speculated,
+)
 
-import ggufspec
 from ggufspec.decoding import verify
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
@@ -25,7 +27,6 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import DecodeError
 
 N_VOCAB = 30
-GREEDY = Sampling(temperature=0)
 LOOP = [3, 4, 5, 6, 7, 8, 9, 10]
 
 
@@ -40,32 +41,14 @@ def run(
     prompt: tuple[int, ...] = (1, 2),
     sampling: Sampling = GREEDY,
 ) -> tuple[list[int], list[Round]]:
-    verify_uniforms, draft_uniforms = uniform_streams(3)
-    materials = drafters.Materials(
-        sampling, draft_uniforms, stop_tokens, draft, n_draft_max=8, policy=policy or LengthPolicy()
-    )
-    if name == "staged":
-        materials = replace(materials, stage=stage_of(materials))
+    own = drafters.Materials(sampling, uniform_streams(3)[1], stop_tokens, draft)
+    stage = drafters.Stage(own, verify.rule("block"), uniform_streams(3, 3)[2])
+    how: dict[str, Any] = {"sampling": sampling, "stop_tokens": stop_tokens}
+    more = {"stage": stage} if name == "staged" else {}
+    drafter = drafter_of(name, draft, policy=policy or LengthPolicy(), **how, **more)
     tokens = list(prompt)
-    rounds = list(
-        speculated(
-            tokens,
-            target=target,
-            drafter=drafters.make(name, materials),
-            verify=verify.rule("traversal"),
-            sampling=sampling,
-            uniforms=verify_uniforms,
-            n_draft=8,
-            n_end=len(prompt) + n_tokens,
-            stop_tokens=stop_tokens,
-        )
-    )
+    rounds = [*speculated(tokens, target=target, drafter=drafter, n_tokens=n_tokens, **how)]
     return tokens[len(prompt) :], rounds
-
-
-def stage_of(materials: drafters.Materials) -> drafters.Stage:
-    own = replace(materials, policy=LengthPolicy())
-    return drafters.Stage(own, verify.rule("block"), uniform_streams(3, 3)[2])
 
 
 @pytest.mark.parametrize("name", drafters.names())
@@ -196,27 +179,6 @@ def test_the_policy_knows_what_the_draft_model_has_not_read() -> None:
     run(FakeSession(scripted_logits(script, N_VOCAB)), "model", draft=draft, policy=policy)
     assert set(policy.unread.values()) >= {1, 2, 3}
     assert policy.unread == {i: draft.n_read[i] for i in policy.unread}
-
-
-@pytest.mark.parametrize("with_draft", [False, True])
-def test_auto_is_what_an_engine_does(with_draft: bool, tmp_path: Path) -> None:
-    target = tiny.write_llama(tmp_path / "target.gguf")
-    draft = tiny.write_llama(tmp_path / "draft.gguf", perturb=0.05) if with_draft else None
-    with ggufspec.load(target, draft, n_ctx=512, n_threads=1) as engine:
-        plain = engine.generate("hello", temperature=0, max_tokens=120, drafter="none")
-        done = engine.generate("hello", temperature=0, max_tokens=120)
-        assert done.stats.n_expected is not None
-        assert done.stats.n_rounds_without_draft <= done.stats.n_rounds
-        if with_draft:
-            assert done.stats.n_drafted > 0
-        assert_same(engine, "hello", done.tokens, plain.tokens)
-
-
-@pytest.mark.parametrize("n_draft", ["AUTO", 0, np.int64(0), True, 2.5, None])
-def test_a_length_that_is_none_is_refused(n_draft: object) -> None:
-    with pytest.raises(ggufspec.OptionError, match="n_draft is"):
-        CheckedOptions.of({"n_draft": n_draft})  # type: ignore[typeddict-item]
-    assert CheckedOptions.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]
 
 
 def test_drafts_have_the_targets_temperature_unless_a_rule_prefers_the_likeliest_token() -> None:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from fakes import FakeSession, hashed_logits, known_costs, of_last_two, speculated
+from fakes import (
+    GREEDY,
+    FakeSession,
+    drafter_of,
+    hashed_logits,
+    known_costs,
+    of_last_two,
+    speculated,
+)
 
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.tree import leaves
 from ggufspec.decoding.types import Draft, Probs, Round, Uniforms, Verdict
-from ggufspec.drafting import strategies
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.pair_profile import fixed_length
 
 SAMPLING = Sampling(temperature=1, top_k=0, top_p=1, min_p=0)
-GREEDY = Sampling(temperature=0)
-
 
 PRIOR = Acceptance((0.4, 0.3), (0.4, 0.3), (0.4, 0.3))
 
@@ -59,16 +63,8 @@ def written(
     """A text of a fake pair whose draft differs from its target by so much noise."""
     target, other = hashed_logits(30, 1), hashed_logits(30, 2)
     session = FakeSession(of_last_two(lambda last: target(last) + noise * other(last)))
-    materials = strategies.Materials(
-        sampling,
-        uniform_streams(3)[1],
-        (),
-        session,
-        n_draft_max=n_draft,
-        policy=policy,
-        tree=tree,
-        n_leaves=n_leaves,
-    )
+    how: dict[str, Any] = {"sampling": sampling, "n_draft": n_draft}
+    more = {"policy": policy, "tree": tree, "n_leaves": n_leaves}
     drafts, rounds, tokens = [], [], [1, 2]
 
     def judge(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
@@ -78,12 +74,10 @@ def written(
     for round_ in speculated(
         tokens,
         target=FakeSession(target),
-        drafter=strategies.make("model", materials),
+        drafter=drafter_of("model", session, **how, **more),
         verify=judge,
-        sampling=sampling,
-        uniforms=uniform_streams(4)[0],
-        n_draft=n_draft,
-        n_end=2 + n_tokens,
+        n_tokens=n_tokens,
+        **how,
     ):
         policy.observe_round(round_)
         rounds.append(round_)
