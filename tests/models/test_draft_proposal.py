@@ -142,13 +142,6 @@ def test_few_headers_are_read(large: Path, monkeypatch: pytest.MonkeyPatch) -> N
     check_none(large)
 
 
-ENTRIES = (
-    '[models."L"]\nrepo = "lab/large"\nfiles = ["l.gguf"]\n'
-    '[models."S"]\nrepo = "lab/s"\nfiles = ["s.gguf"]\n'
-    '[pairs."p"]\ntarget = "L"\ndraft = "s"\n'
-)
-
-
 # What models have in common
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,23 @@ from ggufspec.models.heads import check_model, head_of, head_text, is_head, read
 TOKENS = [b"<unk>", b"a", b"b", b"c"]
 WIDTH, OWN_WIDTH, N_OWN = 64, 32, 2
 
+Shape = tuple[int, ...] | None  # None: no such tensor
+
 
 def header(
     architecture: str,
-    tensors: dict[str, tuple[int, ...]],
+    tensors: Mapping[str, Shape],
     tokens: list[bytes] = TOKENS,
     **keys: Any,
 ) -> Header:
     values = {"general.architecture": architecture, "tokenizer.ggml.tokens": tokens} | {
         f"{architecture}.{name.replace('__', '.')}": value for name, value in keys.items()
     }
-    found = [Tensor(name, shape, "F32") for name, shape in tensors.items()]
+    found = [
+        Tensor(name, shape, "I64" if name == "d2t" else "F32")
+        for name, shape in tensors.items()
+        if shape
+    ]
     return Header((Path(f"{architecture}.gguf"),), 1000, values, tuple(found))
 
 
@@ -64,12 +70,12 @@ def sidecar(of: Header, **changed: Any) -> Header:
 
 
 def eagle3(
-    shapes: dict[str, tuple[int, ...] | None] | None = None,
+    shapes: dict[str, Shape] | None = None,
     tokens: list[bytes] = TOKENS,
     **changed: Any,
 ) -> Header:
     """An EAGLE-3 head of another width than its target, with a reduced vocabulary."""
-    tensors: dict[str, tuple[int, ...] | None] = {
+    tensors: dict[str, Shape] = {
         "fc.weight": (3 * WIDTH, OWN_WIDTH),
         "token_embd.weight": (OWN_WIDTH, len(TOKENS)),
         "output.weight": (OWN_WIDTH, N_OWN),
@@ -84,13 +90,7 @@ def eagle3(
         "target_layers": [2, 4, 5],
         "target_hidden_size": WIDTH,
     }
-    made = header(
-        "eagle3", {name: at for name, at in tensors.items() if at}, tokens, **(keys | changed)
-    )
-    kept = tuple(
-        tensor._replace(type="I64") if tensor.name == "d2t" else tensor for tensor in made.tensors
-    )
-    return replace(made, tensors=kept)
+    return header("eagle3", tensors, tokens, **(keys | changed))
 
 
 def test_the_head_in_the_targets_file_is_found() -> None:
@@ -124,18 +124,6 @@ def test_a_target_without_a_usable_head_is_refused(target: Header, why: str) -> 
     assert "--draft auto" in str(caught.value)
 
 
-def test_a_sidecar_is_a_head_and_not_a_model() -> None:
-    target = model("qwen35", n_mtp=1)
-    found = sidecar(target)
-    without = model("qwen35")
-    assert is_head(found)
-    assert is_head(model("qwen35", n_layers=0, n_mtp=1)), "its blocks may begin at 0"
-    assert head_of(without, found) == head_of(target, found) == HeadFacts("mtp", 1)
-    assert head_text(found) == "is an MTP head without a model"
-    with pytest.raises(ModelError, match=r"mtp-model.gguf is an MTP head, not a model.*--draft"):
-        check_model(found)
-
-
 def test_a_whole_model_with_a_head_is_an_ordinary_draft() -> None:
     small = model("glm4moe", n_layers=2, n_mtp=1)
     assert not is_head(small)
@@ -143,45 +131,8 @@ def test_a_whole_model_with_a_head_is_an_ordinary_draft() -> None:
     assert head_of(model("llama"), model("llama", n_layers=1)) is None
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"embedding_length": 32}, "32 wide, and the target 64"),
-        ({"nextn_predict_layers": 2, "block_count": 10}, "has no MTP head"),
-    ],
-)
-def test_a_sidecar_that_does_not_fit_is_refused(changed: dict[str, int], why: str) -> None:
-    with pytest.raises(ModelError, match=why):
-        head_of(model("qwen35"), sidecar(model("qwen35", n_mtp=1), **changed))
-
-
-def test_a_sidecar_of_another_architecture_or_vocabulary_is_refused() -> None:
-    found = sidecar(model("qwen35", n_mtp=1))
-    with pytest.raises(ModelError, match="of the architecture qwen35, and the target of llama"):
-        head_of(model(), found)
-    with pytest.raises(VocabError, match="another vocabulary"):
-        head_of(model("qwen35"), replace(found, values=found.values | {
-            "tokenizer.ggml.tokens": [b"x", *TOKENS[1:]]
-        }))  # fmt: skip
-
-
-def test_a_head_may_have_more_padding_than_the_target_and_not_less() -> None:
-    found = sidecar(model("qwen35", n_mtp=1))
-    key = "tokenizer.ggml.tokens"
-    assert head_of(model("qwen35"), replace(found, values={**found.values, key: [*TOKENS, b"pad"]}))
-    with pytest.raises(VocabError, match=f"another vocabulary .{len(TOKENS) - 1} tokens"):
-        head_of(model("qwen35"), replace(found, values={**found.values, key: TOKENS[:-1]}))
-
-
-def test_an_eagle3_file_is_a_head_and_not_a_model() -> None:
-    assert head_of(model(), eagle3()) == HeadFacts("eagle3", 1, (2, 4, 5))
-    assert head_text(eagle3()) == "is an EAGLE-3 head for models of width 64, layers 2, 4, 5"
-    with pytest.raises(ModelError, match="EAGLE-3 head, not a model"):
-        check_model(eagle3())
-
-
 def test_an_eagle3_head_without_its_own_ends_takes_the_targets() -> None:
-    shapes: dict[str, tuple[int, ...] | None] = {
+    shapes: dict[str, Shape] = {
         "fc.weight": (3 * WIDTH, WIDTH),
         **{f"blk.0.attn_{of}.weight": (2 * WIDTH, WIDTH) for of in "qkv"},
         **dict.fromkeys(("token_embd.weight", "output.weight", "d2t")),
@@ -192,44 +143,12 @@ def test_an_eagle3_head_without_its_own_ends_takes_the_targets() -> None:
         head_of(model(), eagle3({**shapes, "d2t": (N_OWN,)}, embedding_length=WIDTH))
 
 
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (lambda: eagle3(target_layers=[2, 4]), "its target_layers are .2, 4.; they must be three"),
-        (lambda: eagle3(target_layers=[2, 4, 8]), "2, 4, 8, and the target has layers 0 to 7"),
-        (lambda: eagle3(target_hidden_size=128), "of width 128, and the target has 64"),
-        (lambda: eagle3(block_count=2), "it has 2 layers"),
-        (lambda: eagle3(attention__value_length=4), "keys and values have different lengths"),
-        (lambda: eagle3({"fc.weight": (64, 32)}), "fc.weight is 64 wide; it must be 192"),
-        (lambda: eagle3({"fc.weight": None}), "fc.weight is missing"),
-        (lambda: eagle3({"token_embd.weight": None}), "32 wide without its own token_embd"),
-        (lambda: eagle3({"token_embd.weight": (32, 3)}), "4 rows of 32 in token_embd.weight"),
-        (lambda: eagle3({"output.weight": (32, 3)}), "2 rows of 32 in output.weight; it has 3"),
-        (lambda: eagle3(rope__dimension_count=7), "rotate 7 dimensions"),
-        (lambda: eagle3(rope__dimension_count=10), "rotate 10 dimensions of 8"),
-    ],
-)
-def test_an_eagle3_head_that_does_not_fit_is_refused(made: Callable[[], Header], why: str) -> None:
-    with pytest.raises(ModelError, match=why):
-        head_of(model(), made())
-
-
-def test_an_eagle3_head_needs_the_targets_vocabulary_and_its_layer_inputs() -> None:
-    with pytest.raises(VocabError, match="another vocabulary"):
-        head_of(model(), eagle3(tokens=[b"x", *TOKENS[1:]]))
-    with pytest.raises(ModelError, match="does not give for the architecture gemma3"):
-        head_of(model("gemma3"), eagle3())
-    head_of(model("qwen35", n_mtp=1), eagle3(target_layers=[2, 4, 8]))
-    with pytest.raises(ModelError, match="the target has layers 0 to 8"):
-        head_of(model("qwen35", n_mtp=1), eagle3(target_layers=[2, 4, 9]))
-
-
 @pytest.mark.parametrize("outside", [-1, len(TOKENS)])
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_drafted_tokens_outside_the_vocabulary_are_refused(
     tmp_path: Path, kind: str, outside: int
 ) -> None:
-    reduced: dict[str, tuple[int, ...] | None] = {"output.weight": (WIDTH, 2), "d2t": (2,)}
+    reduced: dict[str, Shape] = {"output.weight": (WIDTH, 2), "d2t": (2,)}
     made = eagle3() if kind == "eagle3" else dflash(reduced)
 
     def written(ids: list[int]) -> Header:
@@ -272,56 +191,13 @@ def assistant(tokens: list[bytes] = TOKENS, **changed: Any) -> Header:
     return gemma("gemma4-assistant", tokens, **keys | changed)
 
 
-def test_an_assistant_is_a_head_without_a_cache() -> None:
-    found = assistant()
-    assert head_of(gemma(), found) == HeadFacts("mtp", shares_cache=True)
-    assert is_head(found)
-    assert head_text(found) == "is a Gemma 4 assistant (an MTP head) for models of width 64"
-    with pytest.raises(ModelError, match="is a Gemma 4 assistant, not a model"):
-        check_model(found)
-
-
-@pytest.mark.parametrize(
-    ("target", "draft", "why"),
-    [
-        (model(), assistant(), "for gemma4, and the target is llama"),
-        (gemma(embedding_length=48), assistant(), "of width 64, and the target has 48"),
-        (gemma(), assistant(nextn_predict_layers=2), "its header is not that of an assistant"),
-        (gemma(), assistant(rope__dimension_count_swa=258), "rotate 258 dimensions of 256"),
-        (gemma(), assistant(embedding_length=WIDTH), "its header is not that of an assistant"),
-        (gemma(attention__sliding_window_pattern=[True, False, False]), assistant(), "last layers"),
-        (gemma(), assistant(attention__sliding_window_pattern=[False] * 3), "none of its layers"),
-        (gemma(), assistant(attention__sliding_window_pattern=2), "not a list of 3 layers"),
-        (
-            gemma(),
-            assistant(attention__head_count_kv=[4, 4, 1]),
-            "layer 2 reads 1 KV head of 512 + 512 numbers, and the target's layer 2 has 2 KV heads",
-        ),
-        (
-            gemma(),
-            assistant(attention__key_length_swa=128),
-            "layer 0 reads 4 KV heads of 128 + 256 numbers, and the target's layer 1 has 4",
-        ),
-        (gemma(), assistant(attention__head_count=6), "no whole number of heads"),
-    ],
-)
-def test_an_assistant_that_does_not_fit_is_refused(target: Header, draft: Header, why: str) -> None:
-    with pytest.raises(ModelError, match=re.escape(why)):
-        head_of(target, draft)
-
-
-def test_an_assistant_needs_the_targets_vocabulary() -> None:
-    with pytest.raises(VocabError, match="another vocabulary"):
-        head_of(gemma(), assistant([b"x", *TOKENS[1:]]))
-
-
 def dflash(
-    shapes: dict[str, tuple[int, ...] | None] | None = None,
+    shapes: dict[str, Shape] | None = None,
     tokens: list[bytes] = TOKENS,
     **changed: Any,
 ) -> Header:
     """A DFlash head without its own ends, for inputs of two layers."""
-    tensors: dict[str, tuple[int, ...] | None] = {"fc.weight": (2 * WIDTH, WIDTH), **(shapes or {})}
+    tensors: dict[str, Shape] = {"fc.weight": (2 * WIDTH, WIDTH), **(shapes or {})}
     keys = {
         "block_count": 2,
         "embedding_length": WIDTH,
@@ -332,15 +208,12 @@ def dflash(
     }
     mask = {"tokenizer.ggml.mask_token_id": changed.pop("mask", 3)}
     given = {key: value for key, value in (keys | changed).items() if value is not None}
-    made = header("dflash", {name: at for name, at in tensors.items() if at}, tokens, **given)
-    kept = tuple(
-        tensor._replace(type="I64") if tensor.name == "d2t" else tensor for tensor in made.tensors
-    )
-    return replace(made, tensors=kept, values=made.values | mask)
+    made = header("dflash", tensors, tokens, **given)
+    return replace(made, values=made.values | mask)
 
 
-MARKOV: dict[str, tuple[int, ...] | None] = {"markov_w1.weight": (8, 4)}
-SELECTOR: dict[str, tuple[int, ...] | None] = {"selector_hidden.weight": (WIDTH, 8)}
+MARKOV: dict[str, Shape] = {"markov_w1.weight": (8, 4)}
+SELECTOR: dict[str, Shape] = {"selector_hidden.weight": (WIDTH, 8)}
 WINDOW = {"attention__sliding_window": 16, "attention__sliding_window_pattern": [False, True]}
 
 
@@ -365,18 +238,56 @@ def test_heads_that_draft_blocks_are_recognized(found: Header, block: Block) -> 
     assert is_head(found)
 
 
+def vocabulary(of: Header, tokens: list[bytes]) -> Header:
+    """The same header with other tokens."""
+    return replace(of, values=of.values | {"tokenizer.ggml.tokens": tokens})
+
+
+WITH_MTP = model("qwen35", n_mtp=1)
+SIDECAR = sidecar(WITH_MTP)
+BLOCKS = "head for models of width 64, blocks of 8 tokens"
+
+
+def test_heads_in_files_of_their_own_are_recognized() -> None:
+    assert head_of(model("qwen35"), SIDECAR) == head_of(WITH_MTP, SIDECAR) == HeadFacts("mtp", 1)
+    assert head_of(model(), eagle3()) == HeadFacts("eagle3", 1, (2, 4, 5))
+    assert head_of(gemma(), assistant()) == HeadFacts("mtp", shares_cache=True)
+    assert is_head(model("qwen35", n_layers=0, n_mtp=1)), "its blocks may begin at 0"
+    # As beside gpt-oss: its width by its number of heads is odd, and its heads are longer.
+    lengths = {"attention__key_length": 8, "attention__value_length": 8}
+    assert head_of(model(), eagle3(attention__head_count=32, **lengths))
+
+
 @pytest.mark.parametrize(
-    ("found", "kind"),
+    ("draft", "text"),
     [
-        (dflash(), "DFlash"),
-        (dflash(MARKOV), "DSpark"),
-        (dflash(SELECTOR, selector_top_k=4), "DFlash2"),
+        (SIDECAR, "an MTP head without a model"),
+        (eagle3(), "an EAGLE-3 head for models of width 64, layers 2, 4, 5"),
+        (assistant(), "a Gemma 4 assistant (an MTP head) for models of width 64"),
+        (dflash(), f"a DFlash {BLOCKS}"),
+        (dflash(MARKOV), f"a DSpark {BLOCKS}"),
+        (dflash(SELECTOR, selector_top_k=4), f"a DFlash2 {BLOCKS}"),
     ],
 )
-def test_a_head_that_drafts_blocks_is_not_a_model(found: Header, kind: str) -> None:
-    assert head_text(found) == f"is a {kind} head for models of width 64, blocks of 8 tokens"
-    with pytest.raises(ModelError, match=f"is a {kind} head, not a model.*--draft"):
-        check_model(found)
+def test_a_file_of_a_head_is_no_model(draft: Header, text: str) -> None:
+    assert is_head(draft)
+    assert head_text(draft) == f"is {text}"
+    kind = re.split(" for| without| \\(", text)[0]
+    with pytest.raises(ModelError, match=f"is {kind}, not a model.*--draft"):
+        check_model(draft)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [(model("qwen35"), SIDECAR), (model(), eagle3()), (gemma(), assistant()), (model(), dflash())],
+)
+def test_a_head_needs_the_targets_vocabulary(target: Header, draft: Header) -> None:
+    """It may have more padding, with its own output, and not less."""
+    for tokens in ([b"x", *TOKENS[1:]], TOKENS[:-1]):
+        with pytest.raises(VocabError, match="another vocabulary"):
+            head_of(target, vocabulary(draft, tokens))
+    if draft is SIDECAR:
+        assert head_of(target, vocabulary(draft, [*TOKENS, b"pad"]))
 
 
 def test_rows_of_a_block_are_no_more_than_a_draft_needs() -> None:
@@ -400,7 +311,7 @@ def test_a_head_that_drafts_blocks_may_have_its_own_ends() -> None:
 
 def test_padding_and_a_mask_that_only_the_head_has_need_its_own_ends() -> None:
     padded = [*TOKENS, b"pad"]
-    own: dict[str, tuple[int, ...] | None] = {"output.weight": (WIDTH, 5)}
+    own: dict[str, Shape] = {"output.weight": (WIDTH, 5)}
     head_of(model(), dflash(own, padded))
     with pytest.raises(ModelError, match="for 5 tokens, and the target's output has 4"):
         head_of(model(), dflash(tokens=padded))
@@ -409,63 +320,79 @@ def test_padding_and_a_mask_that_only_the_head_has_need_its_own_ends() -> None:
     head_of(model(), dflash(own | {"token_embd.weight": (WIDTH, 5)}, padded, mask=4))
 
 
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (lambda: dflash(hyper_connection_count=4), "DSpark head of DeepSeek-V4, which is not"),
-        (lambda: dflash(embedding_length=32), "32 wide, and the target 64"),
-        (lambda: dflash(target_layers=None), "target_layers are None; they must be a list"),
-        (lambda: dflash(target_layers=[-1, 5]), "the target has layers 0 to 7"),
-        (lambda: dflash(mask=4), "its mask token is 4"),
-        (lambda: dflash(block_size=1), "its blocks have 1 tokens"),
-        (lambda: dflash(block_size=1024), "its blocks have 1024 tokens"),
-        (lambda: dflash(MARKOV, block_size=None), "no block_size, which DSpark heads need"),
-        (lambda: dflash(SELECTOR, selector_top_k=8), "it scores 8 candidates for each token"),
-        (lambda: dflash(SELECTOR, selector_top_k=5), "it scores 5 of 4 tokens"),
-        (lambda: dflash({"fc.weight": (64, 64)}), "fc.weight is 64 x 64; it must be 128 x 64"),
-        (lambda: dflash({"output.weight": (64, 3)}), "output.weight is 64 x 3; it must be 64 x 4"),
-        (lambda: dflash({"d2t": (2,)}), "for 2 tokens, and the target's output has 4"),
-        (lambda: dflash({"d2t": (2, 2), "output.weight": (64, 2)}), "must be a list of I64"),
-        (lambda: dflash(attention__value_length=4), "keys and values have different lengths"),
+REFUSED: list[tuple[Header, Header, str]] = [
+    (model(), SIDECAR, "of the architecture qwen35, and the target of llama"),
+    (model("qwen35"), sidecar(WITH_MTP, embedding_length=32), "32 wide, and the target 64"),
+    (model("qwen35"), sidecar(WITH_MTP, nextn_predict_layers=2, block_count=10), "has no MTP head"),
+    (model(), assistant(), "for gemma4, and the target is llama"),
+    (gemma(embedding_length=48), assistant(), "of width 64, and the target has 48"),
+    (gemma(), assistant(nextn_predict_layers=2), "its header is not that of an assistant"),
+    (gemma(), assistant(rope__dimension_count_swa=258), "rotate 258 dimensions of 256"),
+    (gemma(), assistant(embedding_length=WIDTH), "its header is not that of an assistant"),
+    (gemma(attention__sliding_window_pattern=[True, False, False]), assistant(), "last layers"),
+    (gemma(), assistant(attention__sliding_window_pattern=[False] * 3), "none of its layers"),
+    (gemma(), assistant(attention__sliding_window_pattern=2), "not a list of 3 layers"),
+    (
+        gemma(),
+        assistant(attention__head_count_kv=[4, 4, 1]),
+        "layer 2 reads 1 KV head of 512 .*2 has 2 KV",
+    ),
+    (
+        gemma(),
+        assistant(attention__key_length_swa=128),
+        "layer 0 reads 4 KV heads of 128 .*1 has 4",
+    ),
+    (gemma(), assistant(attention__head_count=6), "no whole number of heads"),
+]
+REFUSED += [
+    (model(), made, why)
+    for made, why in [
+        (eagle3(target_layers=[2, 4]), "its target_layers are .2, 4.; they must be three"),
+        (eagle3(target_hidden_size=128), "of width 128, and the target has 64"),
+        (eagle3(block_count=2), "it has 2 layers"),
+        (eagle3(attention__value_length=4), "keys and values have different lengths"),
+        (eagle3({"fc.weight": (64, 32)}), "fc.weight is 64 wide; it must be 192"),
+        (eagle3({"fc.weight": None}), "fc.weight is missing"),
+        (eagle3({"token_embd.weight": None}), "32 wide without its own token_embd"),
+        (eagle3({"token_embd.weight": (32, 3)}), "4 rows of 32 in token_embd.weight"),
+        (eagle3({"output.weight": (32, 3)}), "2 rows of 32 in output.weight; it has 3"),
+        (eagle3(rope__dimension_count=7), "rotate 7 dimensions"),
+        (eagle3(rope__dimension_count=10), "rotate 10 dimensions of 8"),
+        (dflash(hyper_connection_count=4), "DSpark head of DeepSeek-V4, which is not"),
+        (dflash(embedding_length=32), "32 wide, and the target 64"),
+        (dflash(target_layers=None), "target_layers are None; they must be a list"),
+        (dflash(target_layers=[-1, 5]), "the target has layers 0 to 7"),
+        (dflash(mask=4), "its mask token is 4"),
+        (dflash(block_size=1), "its blocks have 1 tokens"),
+        (dflash(MARKOV, block_size=None), "no block_size, which DSpark heads need"),
+        (dflash(SELECTOR, selector_top_k=8), "it scores 8 candidates for each token"),
+        (dflash(SELECTOR, selector_top_k=5), "it scores 5 of 4 tokens"),
+        (dflash({"fc.weight": (64, 64)}), "fc.weight is 64 x 64; it must be 128 x 64"),
+        (dflash({"output.weight": (64, 3)}), "output.weight is 64 x 3; it must be 64 x 4"),
+        (dflash({"d2t": (2,)}), "for 2 tokens, and the target's output has 4"),
+        (dflash({"d2t": (2, 2), "output.weight": (64, 2)}), "must be a list of I64"),
+        (dflash(attention__value_length=4), "keys and values have different lengths"),
         (
-            lambda: dflash(**WINDOW, attention__key_length_swa=4),
-            "keys and values have different lengths",
+            dflash(**WINDOW | {"attention__sliding_window_pattern": [False, False, True]}),
+            "none of its layers has its win",
         ),
-        (
-            lambda: dflash(**WINDOW | {"attention__sliding_window_pattern": [False, False, True]}),
-            "none of its layers has its window of 16 tokens",
-        ),
-        (
-            lambda: dflash(**WINDOW | {"attention__sliding_window_pattern": None}),
-            "none of its layers has its window",
-        ),
-        (lambda: dflash(attention__head_count_kv=[2, 1]), "different head_count_kvs"),
-        (lambda: dflash(attention__head_count_kv=3), "it has 4 heads for 3 KV heads"),
-        (lambda: dflash(attention__head_count_kv=0), "it has 4 heads for 0 KV heads"),
-        (lambda: dflash(rope__dimension_sections=[0, 0, 0, 8]), "rotate sections of .0, 0, 0, 8."),
-        (lambda: dflash(rope__dimension_sections=[8, -8, 0, 0]), "rotate sections of .8, -8"),
-    ],
-)
-def test_a_head_that_drafts_blocks_and_does_not_fit_is_refused(
-    made: Callable[[], Header], why: str
-) -> None:
+        (dflash(attention__head_count_kv=[2, 1]), "different head_count_kvs"),
+        (dflash(attention__head_count_kv=3), "it has 4 heads for 3 KV heads"),
+        (dflash(rope__dimension_sections=[0, 0, 0, 8]), "rotate sections of .0, 0, 0, 8."),
+    ]
+]
+
+
+@pytest.mark.parametrize(("target", "draft", "why"), REFUSED)
+def test_a_head_that_does_not_fit_is_refused(target: Header, draft: Header, why: str) -> None:
     with pytest.raises(ModelError, match=why):
-        head_of(model(), made())
+        head_of(target, draft)
 
 
-def test_a_head_that_drafts_blocks_needs_the_targets_vocabulary_and_layer_inputs() -> None:
-    with pytest.raises(VocabError, match="DFlash head for another vocabulary"):
-        head_of(model(), dflash(tokens=[b"x", *TOKENS[1:]]))
-    with pytest.raises(VocabError, match="another vocabulary"):
-        head_of(model(), dflash(tokens=TOKENS[:-1]))
+@pytest.mark.parametrize(("made", "before"), [(eagle3, [2, 4]), (dflash, [2])])
+def test_a_head_needs_inputs_of_target_layers(made: Callable[..., Header], before: Any) -> None:
     with pytest.raises(ModelError, match="does not give for the architecture gemma3"):
-        head_of(model("gemma3"), dflash())
-    head_of(model("qwen35", n_mtp=1), dflash(target_layers=[2, 8]))
-
-
-def test_heads_whose_length_is_given_rotate_as_much_of_it_with_a_window() -> None:
-    """As beside gpt-oss: its width by its number of heads is odd, and its heads are longer."""
-    lengths = {"attention__key_length": 8, "attention__value_length": 8}
-    found = head_of(model(), eagle3(attention__head_count=32, **lengths))
-    assert found is not None
-    assert found.kind == "eagle3"
+        head_of(model("gemma3"), made())
+    head_of(model("qwen35", n_mtp=1), made(target_layers=[*before, 8]))
+    with pytest.raises(ModelError, match="the target has layers 0 to 8"):
+        head_of(model("qwen35", n_mtp=1), made(target_layers=[*before, 9]))

@@ -15,7 +15,7 @@ import tiny
 from small import logits, small
 
 from ggufspec import standin
-from ggufspec.errors import GgufspecError, ModelError, OptionError
+from ggufspec.errors import ModelError, OptionError
 from ggufspec.llama.model import Model
 from ggufspec.llama.quantize import requantize
 from ggufspec.models.gguf_file import Encoded, write
@@ -49,10 +49,6 @@ def assert_same_logits(source: Path, copy: Path, tokens: Sequence[int]) -> None:
     np.testing.assert_array_equal(ours, logits(source, tokens)[:, ids])
 
 
-def kept_texts(path: Path) -> list[bytes]:
-    return read_header(path).tokens
-
-
 # Weights
 
 
@@ -64,48 +60,39 @@ def test_kept_tokens_have_the_logits_of_the_source(
     requantize(plain, source := tmp_path / "source.gguf", quantization)
     kept = range(0, len(vocab), 3)
     copy = trim(source, tokens=kept)
-    assert len(kept_texts(copy)) % 32 == 0
-    assert len(kept_texts(copy)) < len(vocab)
+    assert read_header(copy).n_vocab in range(32, len(vocab), 32)
     assert_same_logits(source, copy, [*kept[90:], *kept[1:60]][:40])
 
 
 @pytest.mark.parametrize(
-    ("architecture", "tied", "mix"),
-    [("qwen2", True, "Q4_0"), ("gemma3", True, "Q4_K_M"), ("qwen3moe", False, "Q4_K_M")],
+    ("architecture", "mix"),
+    [
+        ("qwen2", "Q4_0"),
+        ("gemma2", "Q4_K_M"),
+        ("gemma3", "Q4_K_M"),
+        ("gpt2", "Q4_K_M"),
+        ("qwen3moe", "Q4_K_M"),
+    ],
 )
-def test_tied_and_untied_models_of_each_architecture(
-    architecture: str, tied: bool, mix: str, tmp_path: Path
+def test_each_architecture_loses_tokens_and_layers_that_add_nothing(
+    architecture: str, mix: str, tmp_path: Path
 ) -> None:
-    shape = small(architecture, tied=tied)
+    tied = architecture not in ("gpt2", "qwen3moe")
     source = tmp_path / "source.gguf"
+    shape = small(architecture, tied=tied, n_layers=5)
     standin.write(standin.plan(header_of("small", shape, mix), 0.7), source)
-    copy = trim(source, tokens=range(300, 2048, 4))
-    assert read_header(copy).n_vocab < 800
+    copy = trim(source, tokens=range(300, 2048, 4), layers=[1, 2, 4])
+    assert (read_header(copy).n_vocab < 800, read_header(copy).n_layers) == (True, 3)
     assert_same_logits(source, copy, range(300, 420, 4))
 
 
 def test_the_bias_of_the_output_is_cut_too(tmp_path: Path) -> None:
-    path = tmp_path / "biased.gguf"
-    source = read_header(tiny.write_llama(tmp_path / "source.gguf", vocab=SPM))
-    made = trimmed(source, tokens=range(len(SPM)))
-    bias = np.arange(len(SPM), dtype="<f4").tobytes()
-    write(
-        replace(
-            made,
-            values={
-                key.replace("llama.", "qwen2."): value
-                for key, value in {**made.values, "general.architecture": "qwen2"}.items()
-            },
-            tensors=(*made.tensors, replace_name(made.tensors[0], "output.bias", (len(SPM),))),
-            data=lambda: (*made.data(), [bias]),
-        ),
-        path,
-    )
+    weights = tiny.Weights()
+    tensors = weights.ends(SPM, 32, 3.0) | weights.llama_layers(32, 2)
+    tensors["output.bias"] = np.arange(len(SPM), dtype=np.float32)
+    facts = tiny.transformer(32, 2, 256)
+    path = tiny.write_gguf(tmp_path / "biased.gguf", "qwen2", facts, SPM, tensors)
     assert_same_logits(path, trim(path, tokens=range(0, len(SPM), 3)), range(300, 330, 3))
-
-
-def replace_name(tensor: Any, name: str, shape: tuple[int, ...]) -> Any:
-    return tensor._replace(name=name, shape=shape, type="F32")
 
 
 # Layers
@@ -115,7 +102,8 @@ def zeroed(source: Path, layers: Sequence[int]) -> Path:
     """A copy in which these layers add nothing to the residual stream."""
     to = source.with_name("zeroed.gguf")
     to.write_bytes(source.read_bytes())
-    outputs = [f"blk.{i}.{name}.weight" for i in layers for name in ADDED]
+    added = ("attn_output", "ffn_down", "ssm_out")
+    outputs = [f"blk.{i}.{name}.weight" for i in layers for name in added]
     header = read_header(source)
     with to.open("r+b") as file:
         for tensor in header.tensors:
@@ -125,18 +113,14 @@ def zeroed(source: Path, layers: Sequence[int]) -> Path:
     return to
 
 
-ADDED = ("attn_output", "ffn_down", "ssm_out")
-
-
 @pytest.mark.parametrize(
     ("write_source", "left_out"),
     [
         (lambda path: tiny.write_llama(path, n_layer=5, vocab=SPM), [1, 3]),
         (lambda path: tiny.write_swa(path, n_layer=6, vocab=SPM), [0, 3]),
-        (lambda path: tiny.write_mamba(path, n_layer=4, vocab=SPM), [0, 2]),
         (lambda path: tiny.write_hybrid(path, vocab=SPM), [0]),
     ],
-    ids=["llama", "gemma3", "mamba", "jamba"],
+    ids=["llama", "gemma3", "jamba"],
 )
 def test_without_layers_it_computes_as_if_they_added_nothing(
     write_source: Callable[[Path], Path], left_out: list[int], tmp_path: Path
@@ -153,30 +137,10 @@ def test_without_layers_it_computes_as_if_they_added_nothing(
     )
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    ["gemma2", "gpt2"],
-)
-def test_stand_ins_lose_layers_that_add_nothing(architecture: str, tmp_path: Path) -> None:
-    shape = small(architecture, tied=architecture.startswith("gemma"), n_layers=5)
-    source = tmp_path / "source.gguf"
-    standin.write(standin.plan(header_of("small", shape, "Q4_K_M"), 0.7), source)
-    copy = trim(source, layers=[1, 2, 4])
-    np.testing.assert_array_equal(logits(copy, range(300, 340)), logits(source, range(300, 340)))
-
-
 def test_lists_with_a_value_for_each_layer_are_cut(tmp_path: Path) -> None:
-    n_ff = [64, 64, 64]
-    heads = [2, 4, 2]
-    source = tiny.write_llama(
-        tmp_path / "source.gguf",
-        n_layer=3,
-        header={
-            "feed_forward_length": n_ff,
-            "attention.some_list": heads,
-            "rope.dimension_sections": [1, 2, 3],
-        },
-    )
+    lists = {"feed_forward_length": [64, 64, 64], "attention.some_list": [2, 4, 2]}
+    lists["rope.dimension_sections"] = [1, 2, 3]
+    source = tiny.write_llama(tmp_path / "source.gguf", n_layer=3, header=lists)
     values = read_header(trim(source, layers=[0, 1])).values
     assert values["llama.feed_forward_length"] == [64, 64]
     assert values["llama.attention.some_list"] == [2, 4]
@@ -196,10 +160,9 @@ def test_the_window_of_each_kept_layer_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vocab", [SPM, BPE], ids=["SPM", "BPE"])
-@pytest.mark.parametrize("step", [1000, 2])
-def test_a_trimmed_vocabulary_reads_any_text(vocab: tiny.Vocab, step: int, tmp_path: Path) -> None:
+def test_a_trimmed_vocabulary_reads_any_text(vocab: tiny.Vocab, tmp_path: Path) -> None:
     source = tiny.write_llama(tmp_path / "source.gguf", vocab=vocab)
-    model = Model(trim(source, tokens=range(0, len(vocab), step)))
+    model = Model(trim(source, tokens=range(0, len(vocab), 1000)))
     try:
         tokens = model.vocab.tokenize(TEXT, add_special=False, parse_special=True)
         read = b"".join(map(model.vocab.piece, tokens)).decode()
@@ -306,11 +269,8 @@ def split(whole: Path) -> Path:
     made = trimmed(header, layers=range(header.n_layers))
     for i in range(n_files):
         part = slice(5 * i, 5 * i + 5)
-        numbers = {
-            "split.no": i,
-            "split.count": n_files,
-            "split.tensors.count": len(header.tensors),
-        }
+        numbers = {"split.no": i, "split.count": n_files}
+        numbers["split.tensors.count"] = len(header.tensors)
         write(
             replace(
                 made,
@@ -323,23 +283,14 @@ def split(whole: Path) -> Path:
     return whole.with_name(f"split-00001-of-{n_files:05}.gguf")
 
 
-def test_the_metadata_says_where_it_comes_from(tmp_path: Path) -> None:
-    source = tiny.write_llama(tmp_path / "source.gguf", n_layer=4, vocab=SPM)
-    once = trim(source, tmp_path / "once.gguf", tokens=range(0, 400, 2), layers=[0, 1, 3])
-    values = read_header(once).values
-    assert values["ggufspec.trim.source"] == "tiny-llama"
-    assert values["ggufspec.trim.n_vocab"] == len(SPM)
-    assert len(values["ggufspec.trim.source_hash"]) == 64
-    assert (
-        read_header(once).name == f"tiny-llama, trimmed to {len(ids_of(once))} tokens and 3 layers"
-    )
-    again = trim(source, tmp_path / "again.gguf", tokens=range(0, 400, 2), layers=[0, 1, 3])
-    assert again.read_bytes() == once.read_bytes()
-
-
-def test_a_trimmed_file_can_be_trimmed_again(tmp_path: Path) -> None:
+def test_a_trimmed_file_says_where_it_comes_from_and_can_be_trimmed_again(tmp_path: Path) -> None:
     source = tiny.write_llama(tmp_path / "source.gguf", n_layer=4, vocab=SPM)
     once = trim(source, tmp_path / "once.gguf", tokens=range(0, 416, 2), layers=[0, 1, 3])
+    header = read_header(once)
+    assert header.values["ggufspec.trim.source"] == "tiny-llama"
+    assert header.values["ggufspec.trim.n_vocab"] == len(SPM)
+    assert len(header.values["ggufspec.trim.source_hash"]) == 64
+    assert header.name == f"tiny-llama, trimmed to {len(ids_of(once))} tokens and 3 layers"
     twice = trim(once, tmp_path / "twice.gguf", tokens=range(288), layers=[1, 2])
     at_once = trim(source, tmp_path / "direct.gguf", tokens=ids_of(twice), layers=[1, 3])
     assert twice.read_bytes() == at_once.read_bytes()
@@ -357,7 +308,6 @@ def test_a_trimmed_file_can_be_trimmed_again(tmp_path: Path) -> None:
         ({}, "name the tokens or the layers to keep"),
         ({"tokens": []}, "list of tokens to keep is empty"),
         ({"tokens": [1, 388]}, "has no tokens 388: it has 388, numbered from 0 to 387"),
-        ({"layers": [0, 2]}, "has no layers 2: it has 2, numbered from 0 to 1"),
         ({"tokens": "abc"}, "must be a list of whole numbers, not 'abc'"),
         ({"layers": [True, False]}, "must be a list of whole numbers"),
         ({"layers": 3}, "must be a list of whole numbers, not 3"),
@@ -425,7 +375,7 @@ def test_other_tensors_with_values_for_tokens_are_refused(
     name: str, shape: tuple[int, ...], message: str, tmp_path: Path
 ) -> None:
     header = read_header(tiny.write_llama(tmp_path / "source.gguf"))
-    tensor = replace_name(header.tensors[0], name, shape)
+    tensor = header.tensors[0]._replace(name=name, shape=shape, type="F32")
     with pytest.raises(ModelError, match=message):
         trimmed(replace(header, tensors=(*header.tensors, tensor)), tokens=[1])
 
@@ -436,21 +386,12 @@ def test_a_header_without_a_file_is_refused() -> None:
         trimmed(made, layers=[0])
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.9])
-def test_a_file_that_was_cut_short_meanwhile(fraction: float, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_short_meanwhile(tmp_path: Path) -> None:
     source = tiny.write_llama(tmp_path / "source.gguf")
     header = read_header(source)
-    tiny.truncate(source, fraction)
+    tiny.truncate(source, 0.9)
     copy = tmp_path / "copy.gguf"
     with pytest.raises(ModelError, match="is truncated, or has changed"):
         write(trimmed(header, tokens=[1]), copy)
     assert not copy.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
-
-
-def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
-    source = tiny.write_llama(tmp_path / "source.gguf")
-    before = source.read_bytes()
-    with pytest.raises(GgufspecError, match="is the source model itself"):
-        write(trimmed(read_header(source), tokens=[1]), source, force=True)
-    assert source.read_bytes() == before
