@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tiny
 
 from ggufspec.decoding.types import Logits
@@ -34,6 +35,20 @@ N_VOCAB = len(tiny.SPM)
 
 Tokens = list[int]
 Alone = Callable[..., Logits]  # of tokens and a draft
+
+
+def models(*kinds: str) -> Any:
+    """A fixture of loaded models of these kinds, each loaded once for a module."""
+
+    @pytest.fixture(scope="module", params=kinds)
+    def model(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Model]:
+        path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+        with closing(Model(WRITERS[request.param](path))) as loaded:
+            yield loaded
+
+    return model
 
 
 def plain_context(model: Model, **options: Any) -> Context:

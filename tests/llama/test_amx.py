@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
+from processes import python
 from small import small
 
 from ggufspec import standin
@@ -48,12 +47,7 @@ def quantized(tmp_path: Path) -> Path:
 
 def loaded(model: Path, first: str = "") -> list[str]:
     """The lines printed by a process that loads a model and makes a pass over eight tokens."""
-    program = textwrap.dedent(LOAD).format(first=first)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-800:]}{done.stderr[-800:]}"
-    return done.stdout.splitlines()
+    return python(LOAD.format(first=first), args=(model,))
 
 
 @with_repack
@@ -67,10 +61,7 @@ def test_what_is_left_out_is_used_by_no_model(
     if not any("REPACK model buffer" in line for line in usual):
         pytest.skip("llama.cpp repacks no Q4_0 on this processor")
     logits = np.load(f"{quantized}.npy")
-    without = loaded(
-        quantized,
-        "kernels.leave_out('CPU_REPACK')",
-    )
+    without = loaded(quantized, "kernels.leave_out('CPU_REPACK')")
     assert not any("REPACK model buffer" in line for line in without)
     assert np.abs(np.load(f"{quantized}.npy") - logits).max() < 0.2 * logits.std()
 

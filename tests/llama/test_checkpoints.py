@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_context import WRITERS, plain_context
+from plain_context import models, plain_context
 
+from ggufspec.common import defaults
 from ggufspec.llama.context import Context
 from ggufspec.llama.model import Model
 from ggufspec.llama.saved_text import Checkpoints, thin
@@ -20,11 +21,7 @@ N_CTX = 2048
 SAVED = np.zeros(1, np.uint8)
 
 
-@pytest.fixture(scope="module", params=["mamba", "qwen35"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    with closing(Model(WRITERS[request.param](path))) as loaded:
-        yield loaded
+model = models("mamba", "qwen35")
 
 
 @pytest.fixture
@@ -103,3 +100,20 @@ def test_restored_checkpoints_are_kept_as_marked_ones(context: Context) -> None:
     assert checkpoints.last == 20
     places = [(n, SAVED) for n in (5, 6, 7, 1000, 1001, 1990)]
     assert [n for n, _ in thin(places, 2000, [6, 1001])] == [6, 1001, 1990]
+
+
+@pytest.mark.parametrize("steps", [[1], [1, 1, 1, 5]])
+def test_thinning_keeps_one_within_reach_of_any_draft(steps: list[int]) -> None:
+    pick = random.Random(0)
+    n, checkpoints = 1, [(1, SAVED)]
+    while n < 1000:
+        n += pick.choice(steps)
+        checkpoints = thin([*checkpoints, (n, SAVED)], n)
+        for back in range(min(n, defaults.N_DRAFT_LIMIT)):
+            distances = [n - place for place, _ in checkpoints if place <= n - back]
+            assert distances, f"none is {back} back"
+            assert min(distances) <= 8 * (back + 1)
+        distances = [n - place for place, _ in checkpoints]
+        doublings = {distance.bit_length() for distance in distances}
+        assert len(doublings) == len(distances), "one in each doubling of the distance"
+        assert max(distances) < 256, "far ones are of no use"

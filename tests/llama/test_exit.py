@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from processes import python
 from small import small
 
 from ggufspec import standin
@@ -63,11 +64,6 @@ def test_llama_cpp_calls_no_python_once_python_ends() -> None:
 def test_a_process_ends_in_order_while_a_daemon_thread_computes(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     standin.write(standin.plan(header_of("small", small(), "Q4_0"), 1.0), path)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(path), str(N_EXITS)],
-        env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # a failed test would wait for gdb
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.stdout, done.stderr, done.returncode) == (f"{[0] * N_EXITS}\n", "", 0)
+    # A failed test would wait for gdb.
+    ended = python(PROGRAM, args=(path, N_EXITS), GGML_NO_BACKTRACE="1")
+    assert ended == [str([0] * N_EXITS)]

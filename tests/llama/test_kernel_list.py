@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import tiny
+from processes import python
 
 from ggufspec.llama import kernels
 
@@ -55,12 +53,7 @@ def model(tmp_path: Path) -> Path:
 
 def run(*programs: str, model: Path | None = None) -> str:
     """The last line that a process prints."""
-    code = "".join(map(textwrap.dedent, programs))
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-800:]}{done.stderr[-1500:]}"
-    return done.stdout.splitlines()[-1]
+    return python(*programs, args=(model,))[-1]
 
 
 def test_importing_ggufspec_is_enough_to_be_before_other_code(model: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 from small import small
 
 from ggufspec import _native, standin
@@ -57,15 +56,7 @@ def written(path: Path, type_: str) -> Path:
 
 def run(program: str, *arguments: str | Path, before: str = "") -> list[str]:
     """The lines that a process prints, for which nothing has been loaded yet."""
-    code = "".join(map(textwrap.dedent, (before, PASSES, program)))
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-800:]}{done.stderr[-1500:]}"
-    return done.stdout.splitlines()
+    return python(before, PASSES, program, args=arguments)
 
 
 def test_logits_are_those_of_llama_cpp_up_to_rounding(quantized: Path, tmp_path: Path) -> None:

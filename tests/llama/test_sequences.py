@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import plain_context
 import pytest
@@ -24,11 +23,7 @@ N_CTX, N_ROWS, N_SEQUENCES = 96, 5, 3
 OPTIONS = {"n_ctx": N_CTX, "n_batch": 32, "n_rows": N_ROWS, "n_rollback": N_ROWS - 1}
 
 
-@pytest.fixture(scope="module", params=["llama", "swa", "mamba", "qwen35"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("models") / "model.gguf"
-    with closing(Model(plain_context.WRITERS[request.param](path))) as loaded:
-        yield loaded
+model = plain_context.models("llama", "swa", "mamba", "qwen35")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
-from plain_context import N_VOCAB, WRITERS, assert_same, plain_context
+from plain_context import N_VOCAB, assert_same, models, plain_context
 
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
@@ -24,11 +24,7 @@ N_KEPT, N_SEQUENCES = 64, 4
 N_ROWS = 5
 
 
-@pytest.fixture(scope="module", params=["llama", "swa"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    with closing(Model(WRITERS[request.param](path))) as loaded:
-        yield loaded
+model = models("llama", "swa")
 
 
 def context_of(model: Model, **how: Any) -> Context:

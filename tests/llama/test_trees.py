@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tiny
 from patience import ctrl_c_in_a_batch
-from plain_context import N_VOCAB, TOLERANCE, Tokens, assert_same, plain_context
+from plain_context import N_VOCAB, TOLERANCE, Tokens, assert_same, models, plain_context
 
 from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
@@ -44,10 +44,7 @@ def context_of(model: Model, **how: Any) -> Context:
     return plain_context(model, **{"n_ctx": N_CTX, "n_batch": N_BATCH, "n_rows": N_ROWS, **how})
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with closing(Model(tiny.write_llama(tmp_path_factory.mktemp("model") / "m.gguf"))) as loaded:
-        yield loaded
+model = models("llama")
 
 
 @pytest.fixture
