@@ -75,3 +75,10 @@ def forced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     tiny.write_llama(path, vocab=tiny.BPE, chat_template=TEMPLATE, n_ctx_train=8192)
     with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as running:
         yield running
+
+
+@pytest.fixture(scope="package")
+def strict(chat_pair: Engine) -> Iterator[Live]:
+    """A server with a key, a small body, and little time for it."""
+    with serving(chat_pair, api_keys=("s3cret",), n_body_bytes=1000, body_seconds=0.5) as running:
+        yield running

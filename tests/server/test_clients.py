@@ -11,7 +11,6 @@ import importlib
 import json
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -161,83 +160,7 @@ def test_openai_continues_and_stores_responses(client: openai.OpenAI) -> None:
         client.responses.retrieve(made.id)
 
 
-# Libraries on top of it
-
-
-def test_langchain_gets_tools_and_structured_output(url: str) -> None:
-    langchain = client_library("langchain_openai")
-    model = langchain.ChatOpenAI(
-        base_url=url, api_key="any", model="x", temperature=0, max_tokens=400, max_retries=0
-    )
-    for method in ("json_schema", "function_calling"):
-        made = model.with_structured_output(Weather, method=method).invoke("hello")
-        assert isinstance(made, Weather), method
-    answer = model.bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False).invoke(
-        "hello"
-    )
-    (call,) = answer.tool_calls
-    assert is_weather(call["args"])
-    tool_message = client_library("langchain_core.messages").ToolMessage
-    turns = [("user", "hello"), answer, tool_message("rain", tool_call_id=call["id"])]
-    assert model.bind(max_tokens=8).invoke(turns).content
-    pieces = [piece.content for piece in model.bind(max_tokens=8).stream("hello")]
-    assert "".join(pieces) == model.bind(max_tokens=8).invoke("hello").content
-
-
-def test_instructor_gets_a_model_by_a_tool(client: openai.OpenAI) -> None:
-    instructor = client_library("instructor")
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
-        made = instructor.from_openai(client, mode=mode).chat.completions.create(
-            model="x",
-            messages=HELLO,
-            response_model=Weather,
-            temperature=0,
-            max_tokens=400,
-            max_retries=0,
-        )
-        assert isinstance(made, Weather)
-
-
-def test_litellm_gets_texts_and_calls(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it is downloaded
-    litellm = client_library("litellm")
-    asked: dict[str, Any] = {
-        "model": "openai/x",
-        "api_base": url,
-        "api_key": "any",
-        "temperature": 0,
-        "messages": HELLO,
-    }
-    whole = litellm.completion(**asked, max_tokens=8).choices[0].message.content
-    chunks = litellm.completion(**asked, max_tokens=8, stream=True)
-    assert whole == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    called = litellm.completion(
-        **asked, max_tokens=400, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
-    )
-    (call,) = called.choices[0].message.tool_calls
-    assert is_weather(json.loads(call.function.arguments))
-    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
-    turns = [*HELLO, called.choices[0].message.model_dump(), result]
-    assert litellm.completion(**{**asked, "messages": turns}, max_tokens=8, tools=[TOOL])
-    with pytest.raises(litellm.ContextWindowExceededError):
-        litellm.completion(**{**asked, "messages": [{"role": "user", "content": "hello " * 9000}]})
-
-
-def test_llm_gets_texts_schemas_and_calls(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
-    (tmp_path / "extra-openai-models.yaml").write_text(
-        f"- model_id: x\n  model_name: x\n  api_base: {url}\n  api_key_name: x\n"
-        "  supports_schema: true\n  supports_tools: true\n"
-    )
-    llm = client_library("llm")
-    model = llm.get_model("x")
-    asked: dict[str, Any] = {"key": "any", "temperature": 0}
-    pieces = list(model.prompt("hello", max_tokens=8, **asked))
-    assert "".join(pieces) == model.prompt("hello", max_tokens=8, stream=False, **asked).text()
-    made = model.prompt("hello", schema=Weather, max_tokens=400, **asked)
-    assert is_weather(json.loads(made.text()))
+# Libraries that use its API
 
 
 def test_lm_eval_gets_the_likelihood_of_a_continuation(forced: Live, url: str) -> None:

@@ -31,12 +31,6 @@ def text_of(live: Live, **asked: Any) -> str:
     return str(body["choices"][0]["text"])
 
 
-def refusal(live: Live, path: str = "/v1/completions", **asked: Any) -> Any:
-    response = live.post(path, **asked)
-    assert response.status_code == 400, response.text
-    return response.json()["error"]
-
-
 def test_fields_without_an_effect_are_accepted_with_any_value(live: Live) -> None:
     plain = text_of(live)
     assert text_of(live, **dict.fromkeys(fields.IGNORED["everywhere"], "any")) == plain
@@ -121,8 +115,11 @@ def test_samplers_and_penalties_reach_the_engine(live: Live) -> None:
     engine = live.engine
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 100, "speculative": False}
     plain: dict[str, Any] = {"temperature": 0, "max_tokens": 100, "drafter": "none"}
-    wanted = engine.generate("hello world", repeat_penalty=1.5, repeat_last_n=-1, **plain)
-    assert text_of(live, repetition_penalty=1.5, **asked) == wanted.text
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    for name in penalties:
+        own: dict[str, Any] = {name.replace("repetition", "repeat"): 1.5, "repeat_last_n": -1}
+        wanted = engine.generate("hello world", **own, **plain)
+        assert text_of(live, **{name: 1.5}, **asked) == wanted.text
     free: dict[str, Any] = {"temperature": 2, "seed": 3, "max_tokens": 30}
     wanted = engine.generate("hello world", top_k=0, drafter="none", **free)
     assert text_of(live, top_k=-1, speculative=False, **free) == wanted.text

@@ -99,13 +99,6 @@ def test_only_json_is_taken(live: Live, kind: str | None) -> None:
 # Limits
 
 
-@pytest.fixture(scope="module")
-def strict(chat_pair: Engine) -> Iterator[Live]:
-    """A server with a key, a small body, and little time for it."""
-    with serving(chat_pair, api_keys=("s3cret",), n_body_bytes=1000, body_seconds=0.5) as running:
-        yield running
-
-
 def test_a_body_may_not_be_larger_than_the_limit(strict: Live) -> None:
 
     def chunks() -> Iterator[bytes]:

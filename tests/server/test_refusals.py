@@ -44,16 +44,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"prompt": None}, "prompt is missing; send it"),
         ({"prompt": 5}, "prompt is 5; it must be a valid string or a valid list"),
         ({"prompt": []}, "prompt: List should have at least 1 item"),
-        ({"prompt": [-1]}, "prompt.0 is -1; it must be greater than or equal to 0"),
         ({"prompt": [10**6]}, "token 1000000"),
         ({"prompt": ["hi", ""]}, "the prompt is empty"),
         ({"prompt": [[5] * 900] * 64, "echo": True, "logprobs": 20}, "'echo' with 'logprobs' "),
         ({"temperature": "1"}, "temperature is a text; it must be a valid number"),
-        ({"temperature": True}, "temperature is true; it must be a valid number"),
-        ({"temperature": 1e300}, "temperature is 1e+300; "),
         ({"repetition_penalty": 1e300}, "repetition_penalty is 1e+300; that is"),
         ({"top_p": 7}, "top_p is 7; it must be less than or equal to 1"),
-        ({"n_predict": -3}, "n_predict is -3; it must be greater than or equal to"),
         (
             {"max_tokens": 3, "n_predict": 4},
             "the body: n_predict is given twice, also as max_tokens;",
@@ -65,57 +61,39 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"logit_bias": {"999999": 1}}, "logit_bias names token 999999"),
         ({"logit_bias": [[5]]}, "logit_bias: send an object of token ids and biases, or a list"),
         ({"samplers": ["mirostat"]}, "the sampler 'mirostat' is not supported: "),
-        ({"draft_n": 999}, "draft_n is 999, but this engine was loaded for at"),
         ({"n_draft": 999}, "n_draft is 999, but this engine was loaded for at"),
         ({"draft_n": -1}, "draft_n is -1; it must be at least 1, or 'auto'"),
         ({"drafter": "../model"}, "there is no drafter '../model'"),
         ({"verify": "_lossy"}, "there is no verification rule '_lossy'"),
         ({"best_of": 5}, "best_of is 5; all choices are returned: leave it out, or send n"),
         ({"stream": 1}, "stream is 1; it must be a valid boolean"),
-        ({"stream_options": 1}, "stream_options is 1; it must be an object"),
         ({"stream_options": {"x": 1}}, "stream_options.x: this field is unknown"),
-        ({"topP": 1}, "topP: this field is unknown"),
         ({"max_tokn": 5}, "max_tokn: this field is unknown to the server, or not available here; "),
         ({"suffix": "ho"}, "suffix: is not supported"),
         ({"guided_choice": []}, "guided_choice is empty; give at least one text"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice is empty; give"),
         ({"structured_outputs": {"json": ""}}, "the JSON schema is not JSON"),
         (
             {"structured_outputs": {"json": {}, "regex": "a"}},
             "structured_outputs.json and structured_outputs.regex are given; give one of them",
         ),
-        ({"grammar": "start: /a/", "guided_choice": ["b"]}, "grammar and guided_choice are given"),
-        ({"response_format": {"type": "xml"}}, "response_format.type is 'xml'; it must be 'text'"),
         (
             {"response_format": {"type": "json_schema"}},
             "response_format of type 'json_schema' has no schema; send it as json_schema: ",
-        ),
-        (
-            {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}},
-            "response_format of type 'json_object' has no such schema",
         ),
         (
             {"response_format": {"type": "json_object"}, "min_tokens": 1},
             "min_tokens bans the tokens that end a text, but response_format says where it ends",
         ),
         (formed({"items": {"type": "array", "uniqueItems": True}}), "the JSON schema at #/items: "),
-        (formed({"enum": []}), "the JSON schema at #: Unsatisfiable schema"),
         (formed({"enum": ["a" * 200_000]}), "the JSON schema has 200,"),
     ],
     "/v1/chat/completions": [
         ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"content": "hi"}]}, "messages.0.role is missing; send it"),
         ({"messages": [of("oracle", "hi")]}, "messages.0.role is 'oracle'; it must be 'system'"),
         ({"messages": [of("user", None)]}, "messages.0.content: only contents of"),
-        ({"messages": [{"role": "system"}]}, "messages.0.content: only contents of"),
-        ({"messages": [of("user", 5)]}, "messages.0.content is 5; it must be a valid string or a "),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages.0.content.0.type is 'image_url'; it must be 'text'",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
-            "messages.0.content.0.x: this field is unknown",
         ),
         (
             {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": []}}]},
@@ -133,15 +111,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             "the last two messages are the assistant's",
         ),
         (predicted(""), "prediction is empty"),
-        (predicted([{"type": "image_url"}]), "prediction.content.0.type is 'image_url'"),
         (predicted("word " * 20_000), "the prediction has "),
     ],
     "/v1/messages": [
         ({"max_tokens": -1}, "max_tokens is -1; it must be greater than or equal to 0"),
         ({"mcp_servers": [{}]}, "mcp_servers: is not supported"),
-        ({"n_cmpl": 2}, "n_cmpl is 2"),
         ({"stop_sequences": ["a"], "stop": "b"}, "stop is given twice"),
-        ({"output_format": SCHEMA_FORM, "json_schema": {}}, "json_schema is given twice"),
         (
             {
                 "output_format": SCHEMA_FORM,
@@ -163,7 +138,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}},
             "tool_choice names 'x', but 'tools' has only weather",
         ),
-        ({"system": [{"type": "image"}]}, "system.0: blocks of type 'image' are not supported"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages.0.content.0: blocks of type 'image' are not supported",
@@ -183,7 +157,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input: item_reference names 'x'"),
         ({"previous_response_id": "resp_x"}, "there is no response 'resp_x'"),
         ({"tools": [{"type": "web_search"}]}, "tools.0: tools of type 'web_search' are not supp"),
-        ({"tool_choice": {"type": "mcp"}}, "tool_choice: tool choices of type 'mcp' are not supp"),
         (
             {
                 "tools": [{"type": "function", **FUNCTION}],
@@ -196,18 +169,13 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             "tool_choice.tools names a function that 'tools' does not have",
         ),
         ({"truncation": "auto"}, "truncation: is not supported with this value"),
-        ({"inputs": "x"}, "inputs: this field is unknown to the server, or not available here; "),
         ({"n": 2}, "n is 2; this API has one answer: leave it out"),
-        ({"max_output_tokens": -3}, "max_output_tokens is -3; it must be"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'; it must be 'text'"),
     ],
     "/api/chat": [
         ({"messages": [{**HELLO[0], "images": ["x"]}]}, "messages.0.images: is not supported"),
     ],
     "/api/generate": [
         ({"options": {"mirostat": 1}}, "options.mirostat: has no distribution"),
-        ({"options": {"n": 2}}, "options.n is 2"),
-        ({"options": {"num_predict": -3}}, "options.num_predict is -3; it must be"),
         ({"options": {"n_draft": 999}}, "options.n_draft is 999, but this engine"),
     ],
     "/detokenize": [({"tokens": [10**6]}, "token 1000000 does not exist; ids are 0 to ")],
@@ -249,14 +217,9 @@ def test_fields_of_other_servers_are_refused_by_their_names(live: Live) -> None:
             error = live.post(path, **GOOD[path], **{name: 7}).json()["error"]
             assert error["param"] == name
             assert error["message"].startswith(f"{name}: ")
-
-
-def test_the_error_has_the_place_of_the_field(live: Live) -> None:
     body = {"messages": [of("user", 5)]}
     error = live.post("/v1/chat/completions", **body).json()["error"]
     assert error["param"] == "messages.0.content"
-    error = live.post("/v1/messages", **GOOD["/v1/messages"], unknown=1).json()
-    assert error == {"type": "error", "error": {**error["error"], "type": "invalid_request_error"}}
 
 
 def test_a_template_without_tools_or_no_template_says_so(

@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -15,13 +14,6 @@ from serving import Live, comes_true, serving
 
 from ggufspec.engine.engine import Engine
 from ggufspec.server import uvicorn_server
-
-
-@pytest.fixture(scope="module")
-def strict(chat_pair: Engine) -> Iterator[Live]:
-    """A server with a key, a small body, and little time for it."""
-    with serving(chat_pair, api_keys=("s3cret",), n_body_bytes=1000, body_seconds=0.5) as running:
-        yield running
 
 
 def spoken(live: Live, *parts: bytes, shut: bool = False, pause: float = 0.0) -> bytes:
