@@ -194,8 +194,7 @@ class GrammarConstraint:
         return 2 * sum(list(each[: len(forced)]) == forced for each in tokenized) < len(few)
 
     def is_over(self, tokens: Sequence[int]) -> bool:
-        is_there = self._stand_after(tokens) and self._matcher.is_stopped()
-        return is_there and not self._matcher.is_error()  # a matcher that failed is stopped, too
+        return self._stand_after(tokens) and self._matcher.is_stopped()
 
     def _stand_after(self, tokens: Sequence[int]) -> bool:
         """Move the matcher to the end of `tokens`; returns False if they are not allowed."""

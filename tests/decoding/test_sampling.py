@@ -9,6 +9,7 @@ import pytest
 import reference
 
 from ggufspec import _native
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Rows, Sampling, as_rows, draw, to_probs
 from ggufspec.errors import DecodeError, OptionError
 
@@ -98,6 +99,13 @@ def test_uniforms_select_tokens_by_probability() -> None:
     assert landed == [1, 1, 3, 3, 4, 4]
 
 
+def test_a_seed_repeats_its_streams_and_no_stream_repeats_another() -> None:
+    """A draft by the uniforms that judge it would be accepted too often."""
+    drawn, again = ([tuple(stream(4)) for stream in uniform_streams(7, 3)] for _ in range(2))
+    assert drawn == again
+    assert len({number for numbers in drawn for number in numbers}) == 12
+
+
 def test_a_uniform_never_selects_an_impossible_token() -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
@@ -153,6 +161,7 @@ def test_samplers_may_be_spelled_as_llama_cpp_spells_them() -> None:
     ("options", "temperature"),
     [
         ({"temperature": 0.7}, 0.7),
+        ({"temperature": 0.7, "top_k": 0}, 0.7),
         ({"temperature": 0}, 0),
         ({"temperature": 0, "samplers": ["temp", "top_k"]}, 0),
         ({"temperature": 0, "samplers": ["top_k", "top_p"]}, 1),

@@ -35,6 +35,7 @@ def test_stops_are_a_text_or_any_collection(engine: Engine) -> None:
         assert text(engine, stop=nothing, stop_tokens=nothing) == LETTERS[:10]
     for stop in ("ef", ["ef"], ("ef", "h"), {"h", "ef"}, frozenset({"ef"})):
         assert text(engine, stop=stop) == "abcd"
+    assert text(engine, stop="jkl") == LETTERS[:10], "the j was held back"
     for tokens in ([E], {E}, np.array([E]), range(E, E + 1)):
         assert text(engine, stop_tokens=tokens) == "abcd"
 

@@ -136,6 +136,19 @@ def test_a_split_model_with_a_file_twice_is_refused(tmp_path: Path) -> None:
         read_header(paths[0])
 
 
+@pytest.mark.parametrize("n_tensors", [5, 7])
+def test_a_split_model_with_another_number_of_tensors_is_refused(
+    n_tensors: int, tmp_path: Path
+) -> None:
+    paths = write_split(tmp_path)
+    data, key = paths[0].read_bytes(), text(b"split.tensors.count") + struct.pack("<I", 5)
+    right, wrong = (key + struct.pack("<i", n) for n in (6, n_tensors))
+    assert right in data
+    paths[0].write_bytes(data.replace(right, wrong))
+    with pytest.raises(ModelError, match=f"hold 6 tensors together, not {n_tensors}"):
+        read_header(paths[0])
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
 def test_what_has_no_end_is_no_model(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")

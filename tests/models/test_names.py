@@ -118,6 +118,7 @@ def test_choosing_a_quantization() -> None:
         "mmproj-x-Q4_K_M.gguf",
         "x.imatrix.gguf",
         "README.md",
+        "x-UD-Q4_K_M.gguf",
     ]
     assert quants.choose(paths, "q4_k_m", "x").files == ("x-Q4_K_M.gguf",)
     assert quants.choose(paths, "Q4_K_XL", "x").files == ("x-UD-Q4_K_XL.gguf",)

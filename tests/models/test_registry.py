@@ -53,15 +53,18 @@ def test_a_draft_is_known_for_other_quantizations_too() -> None:
     shape = '[shapes.s]\narchitecture = "llama"\n' + "".join(
         f"{each.name} = 1\n" for each in fields(Dimensions) if each.type == "int"
     )
-    models = (
-        "".join(f'[models.{name}]\nrepo = "u/{name}"\nfiles = ["x.gguf"]\n' for name in "ABC")
-        .replace('"u/A"', '"u/A"\nshape = "s"')
-        .replace('"u/B"', '"u/B"\nshape = "s"')
+    models = "".join(
+        f'[models.{name}]\nrepo = "u/{name}"\nfiles = ["x.gguf"]\n{more}\n'
+        for name, more in {**dict.fromkeys("ABE", 'shape = "s"'), "C": "", "D": ""}.items()
     )
-    found = parse_registry([("mine", f'{shape}{models}[pairs.p]\ntarget = "A"\ndraft = "C"')])
-    assert found.draft_for("A") == found.draft_for("B") == found.find("C")
+    pairs = [
+        f'[pairs.{name}]\ntarget = "{name[0]}"\ndraft = "{name[1]}"\n' for name in ("AC", "BD")
+    ]
+    found = parse_registry([("mine", shape + models + "".join(pairs))])
+    assert found.draft_for("A") == found.draft_for("E") == found.find("C")
+    assert found.draft_for("B") == found.find("D"), "its own pair goes first"
     assert found.draft_for("C") is None
-    assert [pair.name for pair in found.pairs_of("C")] == ["p"]
+    assert [pair.name for pair in found.pairs_of("C")] == ["AC"]
 
 
 def test_a_wrong_alias_gets_suggestions() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import tiny
 from patience import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Live, events_of, said, serving
@@ -92,6 +93,13 @@ def test_seeds_repeat_texts_and_choices_differ(live: Live) -> None:
     assert len({*texts, *ask(100)}) == 6
     assert ask(6)[0] != texts[0]
     live.ok("/v1/completions", prompt="hello", **{**SAMPLED, "seed": -(2**62)})
+
+
+def test_a_ban_of_all_that_a_grammar_allows_is_the_clients_error(live: Live) -> None:
+    ban = [[tiny.BPE.spell("a")[0], False]]
+    refused = live.post("/v1/completions", prompt="hi", guided_choice=["a"], logit_bias=ban)
+    assert refused.status_code == 400
+    assert "the text cannot continue" in refused.json()["error"]["message"]
 
 
 def test_a_slow_schema_leaves_other_requests_alone(

@@ -152,3 +152,7 @@ def test_reasoning_and_formats_are_those_of_a_chat() -> None:
         asked(output_config={"effort": "max", "format": {"type": "json_schema", "schema": SCHEMA}})
     ).chat()
     assert (json_chat.reasoning_effort, json_chat.json_schema) == ("high", SCHEMA)
+    for one_call in (True, False):
+        choice = {"type": "auto", "disable_parallel_tool_use": one_call}
+        chat = MessagesRequest.model_validate(asked(tools=[WEATHER], tool_choice=choice)).chat()
+        assert chat.parallel_tool_calls is not one_call
