@@ -17,6 +17,7 @@ from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import ClosedError, OptionError, PromptError
 
 SMALL = AuditOptions(n_runs=6, n_tokens=12, seed=0)
+NO_TREES = replace(SMALL, tree="off")  # the test of a rule takes most of its time for siblings
 
 
 # Lossless
@@ -45,7 +46,7 @@ def test_a_lossless_pair_passes_and_a_seed_repeats_the_report(pair: Engine) -> N
 def test_texts_that_end_early_pass(pair: Engine) -> None:
     """At this temperature all tokens are equally likely, so that some texts end early."""
     options: GenerateOptions = {"temperature": 50.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    hot = replace(SMALL, n_tokens=60, options=options)
+    hot = replace(NO_TREES, n_tokens=60, options=options)
     report = audit(pair, PROMPTS, hot)
     assert report.differences == ()
     assert 0 < report.sequences.n_tokens_plain < 6 * 60
@@ -66,7 +67,7 @@ def test_texts_are_greedy_where_the_temperature_is_and_where_no_sampler_reads_it
     pair: Engine,
 ) -> None:
     drawn: GenerateOptions = {"temperature": 0.0, "samplers": ("top_k",)}
-    report = audit(pair, PROMPTS, replace(SMALL, options=drawn))
+    report = audit(pair, PROMPTS, replace(NO_TREES, options=drawn))
     assert report.sequences is not None
     assert report.greedy.divergences == ()
 
@@ -133,13 +134,13 @@ def test_an_audit_needs_a_draft_and_room_for_it(pair: Engine, paths: tuple[Path,
     alone = ggufspec.load(paths[0], n_threads=1)
     with alone, pytest.raises(OptionError, match="needs a draft model"):
         audit(alone, PROMPTS, SMALL)
-    few = audit(pair, PROMPTS, replace(SMALL, n_runs=1, n_tokens=2))
+    few = audit(pair, PROMPTS, replace(NO_TREES, n_runs=1, n_tokens=2))
     assert "there are too few texts to find one" in few.verdict
     with pytest.raises(OptionError, match="loaded for at most 4"):
         audit(pair, PROMPTS, replace(SMALL, n_draft=5))
 
 
 def test_the_length_that_run_chooses_can_be_audited(pair: Engine) -> None:
-    report = audit(pair, PROMPTS, AuditOptions(n_runs=4, n_tokens=20, seed=0, n_draft="auto"))
+    report = audit(pair, PROMPTS, replace(NO_TREES, n_runs=4, n_tokens=20, n_draft="auto"))
     assert report.differences == ()
     assert report.settings.drafter == "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from audit.conftest import lossy
 from cli.conftest import USAGE, Command, check_interrupted
 
 SAME, DIFFERENT = 0, 1
-QUICK = ("--runs", "6", "-n", "10", "--seed", "0")
+QUICK = ("--runs", "6", "-n", "10", "--seed", "0", "--tree", "off")
 
 
 @pytest.fixture
@@ -75,7 +74,6 @@ def test_the_document(audit: Command, tmp_path: Path) -> None:
     assert document["settings"]["alpha"] == document["sequences"]["alpha"] == 0.05
     assert document["greedy"] == {"n_texts": 2, "near_tie": 0.05, "divergences": []}
     assert "ggufspec" in document["versions"]
-    assert json.loads(audit("--json", "--prompts", prompts, "--alpha", "0.05").out) == document
 
 
 def test_without_scipy_it_says_how_to_install_it(target: Path, draft: Path) -> None:

@@ -78,11 +78,11 @@ def test_a_local_ray_ends_with_its_batch_which_resumes_without_it(
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     output = tmp_path / "r.jsonl"
-    given += ["-n", "400", "--num-processes", "2", "-v"]
+    given += ["-n", "400", "-v"]
     assert command(*given).code == 0
     alone = texts(output)
     output.unlink()
-    process = start(mark, *given, "--cluster")
+    process = start(mark, *given, "--num-processes", "2", "--cluster")
     wait_for(process, b"begins prompt 3")
     assert len(family(mark)) > 5
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does

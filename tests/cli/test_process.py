@@ -297,23 +297,23 @@ def test_a_compilation_that_took_too_long_does_not_crash_the_end() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there are no pseudo-terminals")
-def test_no_control_character_of_a_model_or_a_file_reaches_a_terminal(tmp_path: Path) -> None:
+def test_no_control_character_of_a_model_or_a_file_reaches_a_terminal(
+    command: Command, tmp_path: Path
+) -> None:
     title = "\x1b]0;owned\x07"
     model = tiny.write_scripted(tmp_path / "model.gguf", tiny.SPM.spell(f"a{title}b"))
-    args = [sys.executable, "-c", "from ggufspec.cli.main import main; main()", "run"]
-    args += ["-m", str(model), "-p", "hi", "-n", "12", "--temp", "0", "-t", "1"]
-    piped = subprocess.run(args, capture_output=True, check=False)
-    assert f"a{title}b".encode() in piped.stdout, piped.stderr
+    args = ["run", "-m", str(model), "-p", "hi", "-n", "12", "--temp", "0", "-t", "1"]
+    assert f"a{title}b" in command(*args).out, "not to a terminal"
     parent, child = os.openpty()
-    done = subprocess.run(args, stdout=child, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ENTRY, *args], stdout=child, stderr=subprocess.PIPE, check=False
+    )
     os.close(child)
     written = os.read(parent, 10_000)
     os.close(parent)
     assert rb"a\x1b]0;owned\x07b" in written, done.stderr
     assert b"\x1b]" not in written
     args[args.index(str(model))] = f"no{title}file.gguf"
-    failed = subprocess.run([*args, "--temp", f"x{title}"], capture_output=True, check=False)
-    missing = subprocess.run(args, capture_output=True, check=False)
-    for err in (failed.stderr, missing.stderr):
-        assert rb"\x1b]0;owned" in err
-        assert b"\x1b" not in err
+    for err in (command(*args, "--temp", f"x{title}").err, command(*args).err):
+        assert r"\x1b]0;owned" in err
+        assert "\x1b" not in err
