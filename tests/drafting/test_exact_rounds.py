@@ -213,7 +213,7 @@ def test_every_text_has_the_targets_probability(head: str, tree: str) -> None:
     """By token-wise, block (of chains) and traversal verification, and by equality."""
     for name, policy in POLICIES.items():
         seen: set[tuple[int, ...]] = set()
-        for prompt in PROMPTS if tree == "off" else PROMPTS[::2]:
+        for prompt in PROMPTS[::2]:
             distances, shapes = after_a_round(head, policy, prompt, tree=tree)
             assert max(distances.values()) < 1e-12
             seen |= shapes
