@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Threads of llama.cpp that wait for each other sleep, here and in all children: with more threads
 # than cores, as xdist has them, spinning ones take 30 times as long. Set before libgomp is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A child that ends by an assertion of ggml would wait for gdb to show where, for seconds.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 _numbers = count()
 
