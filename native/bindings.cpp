@@ -855,6 +855,8 @@ NB_MODULE(_native, m) {
             "i"_a, "Address of the logits of token i of the last batch; 0 if llama.cpp did not keep them.")
         .def("truncate", &drop_tail, "n_tokens"_a, "sequence"_a = 0,
              "Drop the tokens from position n_tokens on; returns False if a tail cannot be dropped.")
+        .def_prop_rw("is_stopped", &ggufspec::Context::is_stopped, &ggufspec::Context::stop,
+                     "From any thread: true ends the batch in progress (on CPUs) and later ones, with code 2.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
     nb::class_<ggufspec::SortedTexts>(m, "SortedTexts",
                                       "Texts with an index for Ngrams: 8 bytes per token. Not for two threads at once.")

@@ -46,6 +46,7 @@ Context::Context(Functions functions, void * context, void * memory, size_t n_ba
 
 bool Context::aborts(void * self) {
     Context & context = *static_cast<Context *>(self);
+    if (context.is_stopped_.load(std::memory_order_relaxed)) return true;
     if (!context.is_interrupted_ || ++context.n_nodes_ % kNodesPerClock != 0) return false;
     if (Clock::now() < context.next_check_) return false;
     const bool stops = context.is_interrupted_();
@@ -276,7 +277,7 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
     int32_t result = -1;
     std::optional<DecodeError> thrown;
     try {
-        result = functions_.decode(context_, batch);
+        result = is_stopped_ ? kStopped : functions_.decode(context_, batch);
         functions_.synchronize(context_);
     } catch (const std::exception & error) {
         thrown.emplace(std::string("llama.cpp could not decode a batch: ") + error.what());

@@ -7,6 +7,7 @@
 // other leaves have further ids ("branches"), which share the cells of the text before the tree.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -97,6 +98,12 @@ public:
              const int32_t * parents = nullptr, size_t n_nodes = 0);
     int32_t run(std::function<bool()> is_interrupted);
 
+    // From any thread: true ends the batch in progress (on CPU backends), and each later one at once, until it is false.
+    // run then returns kStopped.
+    void stop(bool is_stopped) { is_stopped_ = is_stopped; }
+    bool is_stopped() const { return is_stopped_; }
+    static constexpr int32_t kStopped = 2;  // llama_decode's code for an aborted batch
+
     // The logits of token i of the last batch; null if llama.cpp did not keep them.
     const float * logits(int32_t i) const;
 
@@ -169,6 +176,7 @@ private:
     bool are_alone_, has_hidden_ = false;  // has_hidden_: the batch in progress, if they are alone
     std::vector<float> hidden_;
     double seconds_ = 0;
+    std::atomic<bool> is_stopped_{false};
     std::function<bool()> is_interrupted_;  // of the batch in progress; may be empty
     Clock::time_point next_check_;
     size_t n_nodes_ = 0;  // computed so far

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from types import FrameType
 
 import pytest
 
+from ggufspec.engine.engine import Engine
 from ggufspec.llama.log import log
 
 PATIENCE = 60.0  # seconds; only a test that fails waits that long
@@ -94,3 +96,15 @@ def in_child_of_a_fork(act: Callable[[], object]) -> str:
         found = pipe.read().decode()
     assert os.waitpid(pid, 0)[1] == 0, "it hangs"
     return found
+
+
+@contextmanager
+def held(engine: Engine) -> Iterator[None]:
+    """Within the block, the engine's thread does nothing else."""
+    ends = Event()
+    done = engine.scheduler.call(ends.wait)
+    try:
+        yield
+    finally:
+        ends.set()
+        done.result(PATIENCE)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,10 @@ from patience import PATIENCE, comes_true
 
 from ggufspec.engine.engine import Engine
 from ggufspec.server.app import make_app
+from ggufspec.server.errors import ApiError
+from ggufspec.server.events import ChoiceEvent, ParsedRequest
 from ggufspec.server.service import ServerOptions, Service, make_service
+from ggufspec.server.texts import Texts
 from ggufspec.server.uvicorn_server import GracefulServer, bind, url_of
 
 
@@ -51,8 +55,13 @@ class Live:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"ggufspec_{name}"))
 
     def is_free(self, *, within: float = PATIENCE) -> bool:
-        """Whether the worker comes to rest."""
-        return comes_true(lambda: not self.service.worker.n_running, within)
+        """Whether all requests and texts end."""
+        slots = self.engine.pair.slots
+
+        def is_idle() -> bool:
+            return not (self.service.texts.n_running or [each for each in slots if each.is_used])
+
+        return comes_true(is_idle, within)
 
 
 @contextmanager
@@ -61,7 +70,7 @@ def serving(
 ) -> Iterator[Live]:
     """A server in a thread of this process; at the end it must stop."""
     service = make_service(engine, ServerOptions(**{"alias": "tiny", **settings}))
-    server = GracefulServer(make_app(service), service.worker, grace=grace)
+    server = GracefulServer(make_app(service), service.texts, grace=grace)
     listening = bind("127.0.0.1", 0)
     if n_unsent is not None:  # bytes that the system keeps for a client that does not read
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, n_unsent)
@@ -81,7 +90,25 @@ def serving(
         server.should_exit = True
         thread.join(PATIENCE)
         assert not thread.is_alive()
-        assert service.worker.join(PATIENCE)
+        assert not service.texts.n_running + service.texts.n_waiting
+
+
+async def written(
+    texts: Texts, parsed: ParsedRequest, found: list[ChoiceEvent], *, timeout: float = PATIENCE
+) -> ApiError | None:
+    """Append the events of a request to `found` as they come; returns the error that ends it."""
+
+    async def receive() -> Any:
+        await asyncio.sleep(PATIENCE)
+
+    events = texts.events(parsed, receive, timeout=timeout, keep_alive=PATIENCE)
+    try:
+        async with aclosing(events):
+            async for together in events:
+                found += together
+    except ApiError as error:
+        return error
+    return None
 
 
 def events_of(response: httpx.Response) -> list[Any]:

@@ -239,7 +239,7 @@ class _Audit:
             before, piece = tokens[:at], tokens[at : at + n_together]
             try:
                 batch = {"n_together": n_together, "n_beside": n_beside}
-                rows = next(scoring.logits(engine.pair, before, piece, whose=whose, **batch))
+                rows = next(scoring.logits(engine, before, piece, whose=whose, **batch))
                 yield from stats.to_distributions(rows, sampling, before, piece[:-1])
             except DecodeError:
                 if whose == "target" or (
@@ -251,10 +251,10 @@ class _Audit:
     def _rounding(self, prompt: list[int], text: list[int]) -> Iterator[float]:
         """Distances, by rounding alone, of distributions token by token and in prompt batches."""
         self._engine.forget()
-        singles = np.concatenate([*scoring.logits(self._engine.pair, prompt, text, whose="target")])
+        singles = np.concatenate([*scoring.logits(self._engine, prompt, text, whose="target")])
         sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
         n_rows = self._settings.n_together
-        for at, rows in scoring.reprocessed(self._engine.pair, prompt, text, n_rows):
+        for at, rows in scoring.reprocessed(self._engine, prompt, text, n_rows):
             before, ahead = [*prompt, *text[:at]], text[at : at + len(rows) - 1]
             both = (singles[at : at + len(rows)], rows)
             probs = (stats.to_distributions(each, sampling, before, ahead) for each in both)

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from io import FileIO
 from queue import SimpleQueue
 from time import perf_counter
@@ -105,9 +106,10 @@ def _generate(
         turns.append(text)
         tokens = _to_tokens(engine, prompt, turns, task)
         seed = prompt_seed(task["seed"], prompt.index, turn)
-        stream = engine.begin(tokens, replace(options, seed=seed, progress=check_time))
-        for _ in stream:
-            check_time()
+        settings = replace(options, seed=seed, progress=check_time)
+        with engine.begin(tokens, settings) as stream:
+            for _ in stream:
+                check_time()
         turns.append(stream.completion.text)
         yield stream.completion
 
@@ -163,8 +165,8 @@ def known_profile(
     for profile in (task["profile"], profile_store.recall(key)):
         if profile is not None:
             with contextlib.suppress(ValueError):
-                return settle(engine.pair, profile)
-    profile = settle(engine.pair, progress=progress)
+                return engine.run(partial(settle, engine.pair, profile))
+    profile = engine.run(partial(settle, engine.pair, progress=progress))
     if not engine.pair.profile.is_settled_disturbed:
         profile_store.remember(key, profile)
     return profile

@@ -235,14 +235,14 @@ class _Writer:
         options["max_tokens"] = n_tokens
         if options.get("n_draft") != "auto":  # a text with a seed would not update measured costs
             options.setdefault("seed", seed)
-        stream = engine.begin(tokens, CheckedOptions.of(options))  # type: ignore[arg-type]
-        started = perf_counter()
         first: float | None = None
         n_written = 0
-        for chunk in stream:
-            first = perf_counter() - started if first is None else first
-            n_written += len(chunk.tokens)
-            self._progress(self.n_done + n_written, self.n_tokens_in_all, label)
+        with engine.begin(tokens, CheckedOptions.of(options)) as stream:  # type: ignore[arg-type]
+            started = perf_counter()
+            for chunk in stream:
+                first = perf_counter() - started if first is None else first
+                n_written += len(chunk.tokens)
+                self._progress(self.n_done + n_written, self.n_tokens_in_all, label)
         done = stream.completion
         measured = replace(
             Measurement.of_stats(done.stats, contender.name, label),

@@ -101,6 +101,7 @@ def tune(
 ) -> Tuned:
     """Measure passes of a pair that was loaded for drafts of up to `n_most` tokens.
 
+    The engine may write no text meanwhile: its thread does not do this.
     `given`: settings that are not changed; None: tried. `depth`: tokens in the cache, fewer if the
     context is small. `n_runs`: least number of measurements of each kind. Raises OptionError if the
     context is too small, DecodeError, ClosedError.

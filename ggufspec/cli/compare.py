@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,7 @@ def command(
                 from ggufspec.engine.calibration import calibrate
 
                 with late_bars() as bars:
-                    calibrate(engine.pair, bars.prompt)
+                    engine.run(partial(calibrate, engine.pair, bars.prompt))
                 steps[name] = 1e3 * engine.pair.profile.costs.step
             if not races:
                 render.echo(_ORDER, err=True)
@@ -192,8 +193,10 @@ def _run_lane(engine: Engine, prompt: str | list[int], name: str, options: Check
     n_tokens, shown_at = 0, -math.inf
     # No progress bar: its thread would take time from the generation.
     counts = render.is_terminal(sys.stderr)
-    with late_bars() as bars:
-        stream = engine.begin(prompt, replace(options, progress=bars.prompt))
+    with (
+        late_bars() as bars,
+        engine.begin(prompt, replace(options, progress=bars.prompt)) as stream,
+    ):
         start = perf_counter()
         try:
             for chunk in stream:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
     from ggufspec.engine.engine import Engine
     from ggufspec.engine.options import CheckedOptions
-    from ggufspec.engine.text import Completion
+    from ggufspec.engine.text import Chunk, Completion
     from ggufspec.models.heads import DraftFile
 
 
@@ -194,17 +194,26 @@ def generate(
     Raises GgufspecError, and KeyboardInterrupt if there is no text yet.
     """
     interrupted = False
-    with late_bars() as bars:
-        stream = engine.begin(prompt, replace(options, progress=bars.prompt))
+
+    def write(chunk: Chunk) -> None:
+        bars.close()
+        if writer is not None:
+            writer.write(chunk)
+
+    with (
+        late_bars() as bars,
+        engine.begin(prompt, replace(options, progress=bars.prompt)) as stream,
+    ):
         try:
             for chunk in stream:
-                bars.close()
-                if writer is not None:
-                    writer.write(chunk)
+                write(chunk)
         except KeyboardInterrupt:
+            stream.close()
             if not stream.completion.tokens:
                 raise  # during prompt processing: there is no text to report on
             interrupted = True
+            for chunk in stream:  # what came meanwhile
+                write(chunk)
     if writer is not None:
         writer.finish()
     return Run(stream.completion, stream.rounds, stream.seed, interrupted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,7 +190,7 @@ def command(
             )
             engine.check(text_settings.checked(settings))
             with late_bars() as bars:  # otherwise the first text with a seed would delay the others
-                calibrate_all(engine.pair, bars.prompt)
+                engine.run(partial(calibrate_all, engine.pair, bars.prompt))
             served |= {
                 "alias": alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
                 "api_keys": api_keys,
@@ -200,7 +201,7 @@ def command(
             service = make_service(engine, options)
             server = GracefulServer(
                 make_app(service),
-                service.worker,
+                service.texts,
                 grace=grace,
                 on_listening=click.echo,
                 on_signal=last_resort.start,
@@ -213,7 +214,6 @@ def command(
             render.note(_context_note(engine, is_fitted))
             render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
-            service.worker.join()
     last_resort.cancel()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
 

@@ -92,11 +92,11 @@ def summarize(
     rounds: Sequence[Round],
     *,
     n_prompt: int,
-    n_prompt_reused: int,
-    n_generated: int,
-    prompt_seconds: float,
-    generation_seconds: float,
-    threads: Threads,
+    n_prompt_reused: int = 0,
+    n_generated: int = 0,
+    prompt_seconds: float = 0.0,
+    generation_seconds: float = 0.0,
+    threads: Threads | None = None,
     notes: Mapping[str, float] | None = None,
 ) -> Stats:
     """Add up the rounds of one generation."""
@@ -123,9 +123,9 @@ def summarize(
             target=target,
             verify=verify,
             other=max(generation_seconds - draft - target - verify, 0.0),
-            decode=sum(sum(of_all.values()) for of_all in threads.values()),
+            decode=sum(sum(of_all.values()) for of_all in (threads or {}).values()),
         ),
-        threads=threads,
+        threads=threads or {},
         notes=notes or {},
     )
 

@@ -1,4 +1,7 @@
-"""Measures what passes of a pair cost, so that texts with equal seeds draft equally."""
+"""Measures what passes of a pair cost, so that texts with equal seeds draft equally.
+
+Its functions are called by the engine's thread (Engine.run), while a slot is free.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,6 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.cpu_use import cpu_use, is_busy, were_disturbed
 from ggufspec.llama.log import logger
 from ggufspec.llama.session import SlotSession
-from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.timing import DraftTimes, measure_costs
 from ggufspec.llama.vocab_map import filler_tokens
 
@@ -49,17 +51,13 @@ def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
     `progress` is called with ("costs" or "draft costs", done, total). Raises DecodeError,
     ClosedError.
     """
-    heard = pair.lock.callback(progress)
-    with pair.lock.held():
-        _measure(pair, pair.profile, pair.target, heard)
+    _measure(pair, pair.profile, pair.target, progress)
 
 
 def calibrate_draft(pair: Pair, progress: NamedProgress | None = None) -> None:
     """Measure the draft's passes, which staged drafts depend on, as `calibrate` does the pair's."""
     assert pair.draft is not None
-    heard = pair.lock.callback(progress)
-    with pair.lock.held():
-        _measure(pair, pair.profile_of_draft, pair.draft, heard)
+    _measure(pair, pair.profile_of_draft, pair.draft, progress)
 
 
 def calibrate_all(pair: Pair, progress: NamedProgress | None = None) -> None:
@@ -85,9 +83,8 @@ def settle(
         calibrate(pair, progress)
         known = pair.profile.to_document()
     profile = PairProfile.of_document(known, pair.profile.costs)
-    with pair.lock.held():
-        pair.profile = profile
-        pair.repeats_greedy_texts = True
+    pair.profile = profile
+    pair.repeats_greedy_texts = True
     return dict(known)
 
 
@@ -98,7 +95,7 @@ def _measure(
     progress: NamedProgress | None,
 ) -> None:
     """Settle the profile of `context`: see calibrate and _costs."""
-    if profile.is_settled:  # checked with the lock held: another thread may have measured
+    if profile.is_settled:
         return
     slot = _spare(pair)
     try:
@@ -111,7 +108,6 @@ def _measure(
         costs, is_disturbed = profile.costs.as_measured(), True
     slot.forget()
     profile.settle(costs, is_disturbed=is_disturbed)
-    end_threads()  # `serve` calibrates in another thread than it writes texts
 
 
 def _costs(
@@ -173,12 +169,11 @@ def time_head(
     n_per_step, n_draft = pair.profile.costs.n_per_step, min(N_DRAFTED, pair.n_draft_max)
     filler = filler_tokens(pair.vocab, min(pair.target.n_ctx, depth + MOST_TOKENS))
     depth = min(depth, len(filler) - (n_rounds + 1) * (n_draft + 1) - N_READINGS * N_READ)
-    with pair.lock.held():
-        slot = _spare(pair)
-        assert slot.draft is not None
-        how = depth, n_rounds + 1, n_draft, n_per_step, progress
-        rounds, readings = _drafts(slot.target, slot.draft, filler, *how)
-        slot.forget()
+    slot = _spare(pair)
+    assert slot.draft is not None
+    how = depth, n_rounds + 1, n_draft, n_per_step, progress
+    rounds, readings = _drafts(slot.target, slot.draft, filler, *how)
+    slot.forget()
     return DraftTimes(
         [*map(_per_step, rounds)],
         [each.seconds for each in readings],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from typing_extensions import Unpack
 
@@ -14,25 +16,28 @@ from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.drafting import profile_store
 from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
-from ggufspec.engine.constraints import sampling_of
-from ggufspec.engine.generation import Generation
+from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions, FileSampling, GenerateOptions
 from ggufspec.engine.pair import Pair
+from ggufspec.engine.prepared import PreparedText, prepared
+from ggufspec.engine.prompt_cache import CachedText
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.session_file import SessionFacts
-from ggufspec.engine.stream import Stream
+from ggufspec.engine.stream import AsyncStream, Stream, write_all
 from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
 from ggufspec.llama.devices import n_threads_most
 from ggufspec.llama.vocab import Vocab, check_tokens
 
+T = TypeVar("T")
+
 
 class Engine:
     """A target and its draft, ready to generate. Made by `load`; a context manager.
 
-    The models are freed by `close`, and once nothing refers to the engine.
-    May be used from several threads: their rounds alternate.
+    The models are freed by `close`, and once nothing refers to the engine. Its own thread computes
+    all passes; it may be used from any number of threads and tasks, whose texts share them.
     """
 
     def __init__(
@@ -81,8 +86,13 @@ class Engine:
         them, else from llama.cpp.
         Raises PromptError, OptionError, DecodeError, ClosedError.
         """
-        with self.stream(prompt, **options) as stream:
-            return stream.finish()
+        return self.stream(prompt, **options).finish()
+
+    async def agenerate(
+        self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """`generate` for asyncio. Cancelling the task ends the text."""
+        return await self.astream(prompt, **options).finish()
 
     def chat(
         self,
@@ -106,17 +116,33 @@ class Engine:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
         return self.begin(prompt, CheckedOptions.of({**self.file_sampling.options, **options}))
 
+    def astream(
+        self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> AsyncStream:
+        """`stream` for asyncio: `async for chunk in engine.astream(...)`."""
+        return AsyncStream(partial(self.stream, prompt, **options))
+
     def begin(self, prompt: str | Sequence[int], options: CheckedOptions) -> Stream:
         """As `stream`, but for options that are complete: nothing comes from the target's file."""
-        self.pair.lock.check()
+        self.scheduler.check()
+        return Stream(self.scheduler, self.prepare(prompt, options))
+
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        options: CheckedOptions,
+        *,
+        n_top: int | None = None,
+        prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> PreparedText:
+        """A text for `scheduler.submit`: see PreparedText. Raises PromptError, OptionError."""
         tokens = self.tokenize(prompt, n_least=options.n_least)
-        return Stream(self.scheduler, Generation(self.pair, tokens, options))
+        how = {"n_top": n_top, "prompt_logprobs": prompt_logprobs}
+        return prepared(self.pair, tokens, options, **how)  # type: ignore[arg-type]
 
     def check(self, options: CheckedOptions) -> None:
         """Raise the OptionError that a text with these options would raise."""
-        sampling_of(options, self.vocab, 0)
-        self.pair.n_leaves(options)
-        self.pair.prediction(options)
+        prepared(self.pair, (), options)
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]
@@ -126,8 +152,7 @@ class Engine:
         They share passes where that is faster. Prompt i has the seed `seed + i`. All prompts are
         checked before the first is processed. Raises what generate raises, of the first that fails.
         """
-        self.pair.lock.check()
-        self.pair.check_open()
+        self.scheduler.check()
         if isinstance(prompts, str):
             raise PromptError("prompts is one text; give a list of prompts, or use generate")
         _check_list(prompts, "prompts is", "a list of prompts")
@@ -135,11 +160,11 @@ class Engine:
         seed = checked.seed
         all_tokens = [self.tokenize(prompt, n_least=checked.n_least) for prompt in prompts]
         seeds = [None if seed is None else seed + i for i in range(len(all_tokens))]
-        generations = (
-            Generation(self.pair, tokens, replace(checked, seed=each))
+        texts = (
+            prepared(self.pair, tokens, replace(checked, seed=each))
             for tokens, each in zip(all_tokens, seeds, strict=True)
         )
-        return self.scheduler.write_all(generations)
+        return write_all(self.scheduler, texts, n_open=2 * self.n_slots)
 
     def render(
         self,
@@ -223,20 +248,22 @@ class Engine:
         tokens behind those of its prompt, or messages with the answer. An interrupted save leaves
         the file as it was. Raises PromptError, DecodeError, CacheError, ClosedError.
         """
-        self.pair.lock.check()
+        self.scheduler.check()
         file = validate.path("path", path)
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.render(prompt)
         tokens = self.tokenize(prompt)  # type: ignore[arg-type]
         if len(tokens) < 2:
             raise PromptError("a text of one token is read at once; save a longer one")
-        with self.pair.lock.held():
-            self.pair.check_open()
+
+        def save() -> CachedText | None:
             with self.pair.slots.lent(tokens) as slot:
                 if self.pair.head is not None:
                     self.pair.head.use(slot.target.sequence, is_used=True)
                 slot.read(tokens[:-1])
-                text = slot.saved(tokens)
+                return slot.saved(tokens)
+
+        text = self.run(save)
         assert text is not None
         return session_file.write(file, text, self.pair.text_keys)
 
@@ -247,22 +274,30 @@ class Engine:
         Another draft model reads the text anew. Only restore files that you trust: a hash protects
         against damage, not against a forger. Raises SessionError, ClosedError.
         """
-        self.pair.lock.check()
+        self.scheduler.check()
         file = validate.path("path", path)
-        self.pair.check_open()
         text, n_bytes = session_file.read(file, self.pair.text_keys, self.n_ctx)
-        with self.pair.lock.held():
-            self.pair.check_open()
+
+        def restore() -> None:
             with self.pair.slots.lent(text.tokens) as slot:
                 session_file.restore(text, slot, file)
+
+        self.run(restore)
         return SessionFacts(list(text.tokens), n_bytes)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Have the engine's thread call `work` between two rounds, while a slot is free.
+
+        Only there may contexts and slots be used. Raises what `work` raises, ClosedError.
+        """
+        return self.scheduler.run(work, lambda: bool(self.pair.slots.free))
 
     def forget(self) -> None:
         """Empty the KV caches, and forget the texts that were written.
 
         The next prompt is processed from its first token. Named texts (draft_texts) stay.
         """
-        self.pair.forget()
+        self.scheduler.run(self.pair.forget)
 
     @property
     def kernels(self) -> list[str]:
@@ -318,9 +353,8 @@ class Engine:
 
         In a forked process it does nothing: the models belong to the process that loaded them.
         """
-        if self.pair.lock.is_forked:
-            return
-        with self.pair.lock.held():
+        if not self.pair.is_forked:
+            self.scheduler.close()
             self._templates.close()
             self.pair.close()
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Loop, speculate
-from ggufspec.decoding.rng import by_position, uniform_streams
+from ggufspec.decoding.rng import UniformStream, by_position, uniform_streams
 from ggufspec.decoding.stats import Threads, summarize, threads_since
 from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored
 from ggufspec.drafting import strategies as drafters
@@ -23,96 +21,95 @@ from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft
-from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of_rows
-from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
+from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.reading import Reading, ReadingSteps
-from ggufspec.engine.slots import SlotLease
 from ggufspec.engine.text import Chunk, Completion, FinishReason, Room, TextStream
-from ggufspec.llama.session import LlamaSession, SlotSession
+from ggufspec.llama.session import SlotSession
 from ggufspec.placement.speeds import experts_note
 
 
 class Generation:
-    """A text under way: it owns its tokens, slot, drafter, loop and statistics.
+    """A text under way, in a slot: it owns its tokens, drafter, loop and statistics.
 
-    Call `ask` and, if it returned something, `answer`, until `is_over`. The caller holds the pair's
-    lock during each call. A generation that raised is over.
+    Call `ask` and, if it returned something, `answer`, until `is_over`, in the engine's thread; and
+    `end` before or after an error.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        tokens: Sequence[int],
-        options: CheckedOptions,
-        *,
-        n_top: int | None = None,
-        prompt_logprobs: Sequence[TokenLogprobs] | None = None,
-    ) -> None:
-        """`tokens`: as Engine.tokenize returns them.
-
-        `n_top`: chunks have log-probabilities of their tokens and of the `n_top` likeliest tokens
-        at each position, before sampling, from the logits that verify the draft; None: no
-        log-probabilities. `prompt_logprobs`: the known log-probabilities of a prefix of the prompt
-        (at least one token); those of the other tokens are computed. Needs `n_top`.
-
-        Raises OptionError, DecodeError, ClosedError.
-        """
-        self.seed = secrets.randbits(32) if options.seed is None else options.seed
+    def __init__(self, pair: Pair, text: PreparedText) -> None:
+        """Take a free slot. Raises OptionError, DecodeError, ClosedError."""
+        options, self.turn = text.options, text.turn
         self.finish_reason: FinishReason | None = None
         self.is_over = False  # no further chunks will be added
         self.is_reading = True  # its prompt is not processed yet
-        self.has_begun = False  # it has a slot
-        self.error: Exception | None = None  # why it failed, until the caller takes it
-        self.session: LlamaSession  # of the target, once it has begun
-        self.chunks: deque[Chunk] = deque()  # not yet taken by the caller
+        self.chunks: deque[Chunk] = deque()  # not yet taken by the consumer
         self.rounds: list[Round] = []
-        self.lock, self._pair, self._n_top = pair.lock, pair, n_top
-        self.n_prompt = len(tokens)
+        self._pair, self._prepared, self._n_top = pair, text, text.n_top
+        self.n_prompt = len(text.tokens)
         # The log-probabilities that are known so far; complete before the first token.
-        self.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
-        self.arrived_at = perf_counter()
-        self._all_tokens = array("i", tokens)  # prompt, text, and the token that ended it
+        known = text.prompt_logprobs
+        self.prompt_logprobs = None if known is None else list(known)
+        self._all_tokens = array("i", text.tokens)  # prompt, text, and the token that ended it
         self._n_reused = 0  # prompt tokens whose cells the target already had
-        self._lease = SlotLease(pair.slots)
         drafter_name = options.drafter_name(has_draft=pair.draft is not None)
         self._has_model = pair.draft is not None and drafters.uses_model(drafter_name)
-        self._has_stage = drafter_name == "staged" and pair.draft is not None and pair.head is None
         self._temperature = options.sampling.effective_temperature
         self.repeats = options.seed is not None and (
             self._temperature > 0 or pair.repeats_greedy_texts
         )
-        in_blocks = rules.known(options.verify) == "traversal"
-        self._policy, self._policy_of_draft = LengthPolicy(), LengthPolicy()
-        if options.tree == "on":
-            self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
-        if options.n_draft == "auto" and drafter_name != "none":
-            how = {"repeats": self.repeats, "in_blocks": in_blocks}
-            if self.repeats:
-                calibrate(pair, options.progress)
-            self._policy = pair.profile.policy(self._temperature, has_model=self._has_model, **how)
-            if self._has_stage:
-                if self.repeats:
-                    calibrate_draft(pair, options.progress)
-                self._policy_of_draft = pair.profile_of_draft.policy(
-                    self._temperature, has_model=False, **how
-                )
-        self._heard = self.lock.callback(options.progress)
-        self.reading = Reading(pair, tokens, self._heard, is_all=options.max_tokens == 0)
-        self._pieces: ReadingSteps  # once it has begun
-        self._drafter, self._loop = self._made(options, drafter_name)
-        self._asked: Ask | None = None  # not answered yet
+        has_stage = drafter_name == "staged" and pair.draft is not None and pair.head is None
+        self._policy, self._policy_of_draft = self._policies(drafter_name, has_stage=has_stage)
+        # No constraint, whose state counts from the prompt on, and no exact passes.
+        can_shift = text.sampling.constraint is None and not pair.target.options.is_exact
+        n_ctx = pair.target.n_ctx
+        self._room = Room(options, n_prompt=self.n_prompt, n_ctx=n_ctx, can_shift=can_shift)
         self._text_stream = TextStream(
             options.stop,
-            b"".join(map(pair.vocab.piece, tokens[-3:])),  # a character has four bytes at most
+            b"".join(map(pair.vocab.piece, text.tokens[-3:])),  # a character has 4 bytes at most
         )
         self._vocab, self._shown_tokens = pair.vocab, options.shown_tokens
         self._end_tokens = {*pair.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
-        self._begun_at = self._prompt_seconds = self._started_at = self._ended_at = 0.0
+        self._asked: Ask | None = None  # not answered yet
+        self._begun_at = perf_counter()
+        self._prompt_seconds = self._started_at = self._ended_at = 0.0
         self._threads_before, self._threads = Threads(), Threads()
+        ends = () if options.ignore_eos else pair.vocab.stop_tokens
+        self._stop_tokens = frozenset((*ends, *options.stop_tokens))
+        self._uniforms, draft_uniforms = uniform_streams(text.seed)
+        if pair.target.options.is_exact and rules.known(options.verify) == "match":
+            self._uniforms = by_position(self._uniforms, self._all_tokens)
+        self.slot = pair.slots.take(self._all_tokens)
+        self.session = self.slot.target
+        try:
+            self._drafter = self._made(drafter_name, draft_uniforms, has_stage=has_stage)
+            self._loop = self._continued()
+            is_all = options.max_tokens == 0
+            self.reading = Reading(pair, text.tokens, options.progress, is_all=is_all)
+            self._pieces = self._steps(self.prompt_logprobs, self._n_top)
+        except BaseException:
+            pair.slots.leave(self.slot, None)
+            raise
+
+    def _policies(self, drafter_name: str, *, has_stage: bool) -> tuple[LengthPolicy, LengthPolicy]:
+        """How many tokens to draft for the target, and for a draft model that n-grams draft for."""
+        pair, options = self._pair, self._prepared.options
+        of_target, of_draft = LengthPolicy(), LengthPolicy()
+        in_blocks = rules.known(options.verify) == "traversal"
+        if options.tree == "on":
+            of_target = fixed_length(self._temperature, in_blocks=in_blocks)
+        if options.n_draft == "auto" and drafter_name != "none":
+            how = {"repeats": self.repeats, "in_blocks": in_blocks}
+            if self.repeats:
+                calibrate(pair, options.progress)
+            of_target = pair.profile.policy(self._temperature, has_model=self._has_model, **how)
+            if has_stage:
+                if self.repeats:
+                    calibrate_draft(pair, options.progress)
+                of_draft = pair.profile_of_draft.policy(self._temperature, has_model=False, **how)
+        return of_target, of_draft
 
     def ask(self, n_sharers: int = 1, n_most: int | None = None) -> Ask | None:
         """The next Ask to the target; None: nothing in this pass, or the text is over.
@@ -127,78 +124,68 @@ class Generation:
             self.reading.n_sharers = n_sharers
             self._policy.set_n_sharers(n_sharers)
         self.reading.n_most = self._pair.target.n_batch if n_most is None else n_most
-        try:
-            if self.is_reading:
-                if not self.has_begun:
-                    self._begin()
-                try:
-                    self._asked = next(self._pieces)
-                    return self._asked
-                except StopIteration:
-                    self.is_reading = False
-                    if not self.reading.n_left:
-                        self._end_reading()
-            if self._pair.target.options.is_exact:  # another text may have used the slot
-                self.session.feed(self._all_tokens[: self.n_prompt - 1])
-            step = next(self._loop, None)
-            if self._policy.failure and self._pair.head is not None:
-                self._pair.head.use(self.session.sequence, is_used=False)
-            if step is None:
-                self._finish()
-            else:
-                assert isinstance(step, Ask)
-                if not self.rounds and (row := self._lease.row_for(step)) is not None:
-                    self.answer(Scored(row, 0.0))
-                    return None
-                self._asked = step._replace(n_read=self.reading.n_left)
-        except BaseException:
-            self.end()
-            raise
+        if self.is_reading:
+            try:
+                self._asked = next(self._pieces)
+                return self._asked
+            except StopIteration:
+                self.is_reading = False
+                if not self.reading.n_left:
+                    self._end_reading()
+        if self._pair.target.options.is_exact:  # another text may have used the slot
+            self.session.feed(self._all_tokens[: self.n_prompt - 1])
+        step = next(self._loop, None)
+        if self._policy.failure and self._pair.head is not None:
+            self._pair.head.use(self.session.sequence, is_used=False)
+        if step is None:
+            self._finish()
+        else:
+            assert isinstance(step, Ask)
+            if not self.rounds and (row := self.slot.row_for(step)) is not None:
+                self.answer(Scored(row, 0.0))
+                return None
+            self._asked = step._replace(n_read=self.reading.n_left)
         return self._asked
 
     def answer(self, scored: Scored) -> None:
         """Complete the round of the last `ask`, and add its chunks."""
         self._asked = None
-        try:
-            if self.is_reading:
-                self._pieces.send(scored)
-                return
-            if self.reading.n_left:
-                self.reading.end()
-                self._end_reading()
-                scored = scored._replace(seconds=0.0)
-            assert scored.logits is not None
-            if not self.rounds:
-                self._lease.keep_row(self._all_tokens, scored.logits)
-            round_ = self._loop.send(scored)
-            assert isinstance(round_, Round)
-            self._policy.observe_round(round_)
-            self.rounds.append(round_)
-            self._write(round_, scored.logits)
-            if self.finish_reason is not None:
-                self.end()
-            elif len(self._all_tokens) >= self._room.n_end:
-                if self._room.can_shift:
-                    self._shift()
-                else:
-                    self._finish()
-        except BaseException:
+        if self.is_reading:
+            self._pieces.send(scored)
+            return
+        if self.reading.n_left:
+            self.reading.end()
+            self._end_reading()
+            scored = scored._replace(seconds=0.0)
+        assert scored.logits is not None
+        if not self.rounds:
+            self._pair.slots.keep_row(self.slot, self._all_tokens, scored.logits)
+        round_ = self._loop.send(scored)
+        assert isinstance(round_, Round)
+        self._policy.observe_round(round_)
+        self.rounds.append(round_)
+        self._write(round_, scored.logits)
+        if self.finish_reason is not None:
             self.end()
-            raise
+        elif len(self._all_tokens) >= self._room.n_end:
+            if self._room.can_shift:
+                self._shift()
+            else:
+                self._finish()
 
     def _shift(self) -> None:
         """Drop the older part of a text that fills the context, and read the rest again."""
         self._room.shift(self._all_tokens)
         self._loop.close()
-        self._loop = self._continued(n_end=self._room.n_end)
+        self._loop = self._continued()
         n_sharers = self.reading.n_sharers
-        self.reading = Reading(self._pair, self._all_tokens[:], self._heard)
+        self.reading = Reading(self._pair, self._all_tokens[:], self._prepared.options.progress)
         self.reading.n_sharers = n_sharers
         self._pieces = self._steps(found=None, n_top=None)
         self.is_reading = True
 
     def _finish(self) -> None:
-        constraint = self._constraint
+        constraint = self._prepared.sampling.constraint
         is_complete = constraint is not None and constraint.is_over(self._all_tokens)
         self.finish_reason = "stop" if is_complete else "length"
         self._write_run((), (), drafted=False)  # flush text that was held back
@@ -206,13 +193,12 @@ class Generation:
 
     def end(self) -> None:
         """Give the slot back and store what was learned of the pair. Twice is fine."""
-        self._lease.leave(self._all_tokens)
         self._asked = None
         if self.is_over:
             return
         self.is_over = True
-        if self.has_begun:
-            self._pieces.close()
+        self._pair.slots.leave(self.slot, self._all_tokens)
+        self._pieces.close()
         self._loop.close()
         n_prompt = max(self.n_prompt - self._room.n_dropped, 0)
         self._pair.texts.add_written(self._all_tokens, n_prompt)
@@ -221,15 +207,6 @@ class Generation:
             self._threads = threads_since(self._threads_before, self._pair.threads)
         self._pair.profile.keep(self._policy, self._temperature)
         self._pair.profile_of_draft.keep(self._policy_of_draft, self._temperature)
-
-    def close(self) -> None:
-        """End the generation, after any round that another thread is computing.
-
-        Raises OptionError in a progress callback.
-        """
-        if not self.is_over:
-            with self.lock.held():
-                self.end()
 
     @property
     def is_scoring(self) -> bool:
@@ -255,73 +232,54 @@ class Generation:
             advice += f". The target is a mixture of experts, {experts_note(*experts)}"
         return Completion(text, tokens, self.finish_reason, stats, advice, stop)
 
-    def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Loop]:
-        """The drafter and the loop. Raises OptionError."""
-        pair, n_prompt = self._pair, self.n_prompt
-        n_draft = pair.n_draft(options)
-        heard = self._heard and partial(self._heard, "vocabulary")
-        sampling = sampling_of(options, pair.vocab, n_prompt, heard)
-        self._constraint = sampling.constraint
-        ends = () if options.ignore_eos else pair.vocab.stop_tokens
-        stop_tokens = frozenset((*ends, *options.stop_tokens))
-        verify_uniforms, draft_uniforms = uniform_streams(self.seed)
-        if pair.target.options.is_exact and rules.known(options.verify) == "match":
-            verify_uniforms = by_position(verify_uniforms, self._all_tokens)
+    def _made(self, name: str, draft_uniforms: UniformStream, *, has_stage: bool) -> Drafter:
+        """The drafter with this name. Raises OptionError."""
+        pair, text, options = self._pair, self._prepared, self._prepared.options
         materials = drafters.Materials(
-            sampling,
+            text.sampling,
             draft_uniforms,
-            stop_tokens,
-            self._lease.draft if pair.draft else None,
+            self._stop_tokens,
+            self.slot.draft,
             draft_temperature=options.draft_temperature,
-            n_draft_max=n_draft,
+            n_draft_max=text.n_draft,
             tree=options.tree,
-            n_leaves=pair.n_leaves(options),
+            n_leaves=text.n_leaves,
             policy=self._policy,
-            forced=ForcedText(sampling.constraint),
-            prediction=pair.prediction(options),
+            forced=ForcedText(text.sampling.constraint),
+            prediction=text.prediction,
             texts=pair.texts.texts(repeats=self.repeats),
         )
-        if self._has_stage:
-            materials = replace(materials, stage=self._stage(materials, options))
-        drafter: Drafter = drafters.make(drafter_name, materials)
-        is_bound = sampling.constraint is not None or pair.target.options.is_exact
-        n_ctx = pair.target.n_ctx
-        self._room = Room(options, n_prompt=n_prompt, n_ctx=n_ctx, can_shift=not is_bound)
-        self._continued = partial(
-            speculate,
+        if has_stage:  # the draft model's own tokens are drafted from n-grams
+            *_, verify_uniforms = uniform_streams(text.seed, 3)
+            below = replace(
+                materials,
+                n_draft_max=max(pair.n_rows_draft - 1, 1),
+                policy=self._policy_of_draft,
+                forced=ForcedText(text.sampling.constraint),
+                prediction=(),
+            )
+            stage = drafters.Stage(below, rules.rule(options.verify), verify_uniforms)
+            materials = replace(materials, stage=stage)
+        return drafters.make(name, materials)
+
+    def _continued(self) -> Loop:
+        """The rounds from here on, until the text fills its room."""
+        text = self._prepared
+        return speculate(
             self._all_tokens,
-            drafter=drafter,
-            verify=rules.rule(options.verify),
-            sampling=sampling,
-            uniforms=verify_uniforms,
-            n_draft=n_draft,
-            stop_tokens=stop_tokens,
+            drafter=self._drafter,
+            verify=rules.rule(text.options.verify),
+            sampling=text.sampling,
+            uniforms=self._uniforms,
+            n_draft=text.n_draft,
+            n_end=self._room.n_end,
+            stop_tokens=self._stop_tokens,
         )
-        return drafter, self._continued(n_end=self._room.n_end)
-
-    def _stage(self, materials: drafters.Materials, options: CheckedOptions) -> drafters.Stage:
-        """The drafting of the draft model's own tokens, from n-grams."""
-        *_, verify_uniforms = uniform_streams(self.seed, 3)
-        below = replace(
-            materials,
-            n_draft_max=max(self._pair.n_rows_draft - 1, 1),
-            policy=self._policy_of_draft,
-            forced=ForcedText(materials.sampling.constraint),
-            prediction=(),
-        )
-        return drafters.Stage(below, rules.rule(options.verify), verify_uniforms)
-
-    def _begin(self) -> None:
-        """Take a slot."""
-        self._begun_at = perf_counter()
-        self.session = self._lease.take(self._all_tokens).target
-        self._pieces = self._steps(self.prompt_logprobs, self._n_top)
-        self.has_begun = True
 
     def _steps(self, found: list[TokenLogprobs] | None, n_top: int | None) -> ReadingSteps:
-        slot, drafts = self._lease.slot, dict[str, SlotSession]()
-        if slot.draft is not None and self._has_model and self._draft_reads_ahead(slot.draft):
-            drafts["draft"] = slot.draft
+        draft, drafts = self.slot.draft, dict[str, SlotSession]()
+        if draft is not None and self._has_model and self._draft_reads_ahead(draft):
+            drafts["draft"] = draft
         return self.reading.steps(
             self.session, drafts, uses_head=self._has_model, found=found, n_top=n_top
         )

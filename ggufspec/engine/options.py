@@ -131,6 +131,8 @@ class CheckedOptions:
         _check(given)
         stop = (given.stop,) if isinstance(given.stop, str) else given.stop
         stop = list(stop) if isinstance(stop, Set) else stop
+        if stop is not None and "" in stop:
+            raise OptionError("a stop string is empty; give at least one character")
         prediction = given.prediction
         if prediction is not None and not isinstance(prediction, str):
             prediction = validate.tokens("prediction", prediction)

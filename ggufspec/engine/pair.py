@@ -1,10 +1,9 @@
-"""A loaded target with what drafts for it: contexts, slots, costs of passes, and the lock."""
+"""A loaded target with what drafts for it: contexts, slots, and costs of passes."""
 
 from __future__ import annotations
 
 import os
 import re
-import threading
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,6 @@ from weakref import finalize
 
 from ggufspec.common import defaults, validate
 from ggufspec.common.facts import counted
-from ggufspec.common.progress import NamedProgress
 from ggufspec.common.reading import read_text
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.stats import Threads
@@ -34,68 +32,8 @@ _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C 
 _MOST_THREADS = 512  # of a context
 
 
-class _Callbacks(threading.local):
-    """The number of progress callbacks that run in a thread: each thread has its own."""
-
-    n_running = 0
-
-
-class EngineLock:
-    """One thread at a time: `with lock.held():`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._callbacks = _Callbacks()
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this process is a fork of the one that made the lock."""
-        return self._pid != os.getpid()
-
-    def check(self) -> None:
-        """Raise OptionError in a progress callback, which would wait for the lock forever.
-
-        Raises ClosedError in a process that was forked since: llama.cpp's threads, and threads that
-        hold locks, do not exist there.
-        """
-        if self.is_forked:
-            raise ClosedError(
-                "this process was forked after the engine was loaded, and cannot use it: load the "
-                "engine here, or start processes by multiprocessing's spawn method"
-            )
-        if self._callbacks.n_running:
-            raise OptionError(
-                "a progress callback cannot use the engine that calls it: generate, stream and "
-                "close wait until the prompt is processed. Call them after the callback returns"
-            )
-
-    def held(self) -> threading.Lock:
-        """The lock, for a `with` statement. Raises what `check` raises.
-
-        It is Python's own lock: in an `__enter__` written in Python, Ctrl-C could come after the
-        lock is taken and before the `with` statement would release it.
-        """
-        self.check()
-        return self._lock
-
-    def callback(self, progress: NamedProgress | None) -> NamedProgress | None:
-        """The same callback, marked as running while it is called with the lock held."""
-        if progress is None:
-            return None
-
-        def call(whose: str, done: int, total: int) -> None:
-            self._callbacks.n_running += 1
-            try:
-                progress(whose, done, total)
-            finally:
-                self._callbacks.n_running -= 1
-
-        return call
-
-
 class Pair:
-    """State that the texts of an engine share. Callers hold the lock while they decode.
+    """State that the texts of an engine share. Only the engine's thread decodes and changes it.
 
     The models are freed by `close`, and once nothing refers to the pair.
     """
@@ -112,9 +50,8 @@ class Pair:
         texts: TextStore | None = None,
         n_cache_bytes: int = 0,
         resources: ExitStack,
-        lock: EngineLock | None = None,
     ) -> None:
-        """`resources` are closed with the pair. `lock`: of a pair with the same contexts.
+        """`resources` are closed with the pair.
 
         `texts`: that n-grams draft from. `n_cache_bytes`: for texts that have left their slots.
         `stored_profile_of_draft`: of the draft as a target of n-grams (staged drafts).
@@ -127,7 +64,7 @@ class Pair:
         self.are_apart = not (self.draft and target.model.places & self.draft.model.places)
         self.n_draft_max = n_draft_max
         self.n_slots = target.n_sequences  # texts that can be written at the same time
-        self.lock = EngineLock() if lock is None else lock
+        self._pid = os.getpid()
         self._roles = target, self.draft
         self.slots = Slots(target, self.draft, self.head, vocab_map, PromptCache(n_cache_bytes))
         self.stored_profile = stored_profile or StoredProfile()
@@ -138,14 +75,22 @@ class Pair:
         self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
         self.texts = texts or TextStore()
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
-        self._free = finalize(self, _free, self.lock, resources)  # neither refers to the pair
+        self._free = finalize(self, _free, self._pid, resources)  # neither refers to the pair
         self._free.atexit = False
         self._closed = False
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one that loaded the models."""
+        return self._pid != os.getpid()
+
     def check_open(self) -> None:
-        """Raise ClosedError, also in a process that was forked since."""
-        if self.lock.is_forked:
-            self.lock.check()
+        """Raise ClosedError, also in a fork, which has no threads of llama.cpp and the engine."""
+        if self.is_forked:
+            raise ClosedError(
+                "this process was forked after the engine was loaded, and cannot use it: load the "
+                "engine here, or start processes by multiprocessing's spawn method"
+            )
         if self._closed:
             raise ClosedError("this engine is closed; load it again")
 
@@ -264,12 +209,11 @@ class Pair:
 
     def forget(self) -> None:
         """Empty the KV caches, and forget earlier texts."""
-        with self.lock.held():
-            self.slots.forget()
-            self.texts.forget()
+        self.slots.forget()
+        self.texts.forget()
 
     def close(self) -> None:
-        """Store what was learned, and free the models. Twice is fine; the caller holds the lock."""
+        """Store what was learned, and free the models. Twice is fine."""
         try:
             if not self._closed:
                 self.stored_profile.remember(self.profile)
@@ -279,8 +223,8 @@ class Pair:
             self._free()
 
 
-def _free(lock: EngineLock, resources: ExitStack) -> None:
-    if not lock.is_forked:
+def _free(pid: int, resources: ExitStack) -> None:
+    if pid == os.getpid():  # not in a fork, to which the models do not belong
         resources.close()
 
 

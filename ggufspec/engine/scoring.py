@@ -36,7 +36,7 @@ Scores = NDArray[np.float64]  # (n_vocab,): logits as sampling sees them, up to 
 
 
 def logits(
-    pair: Pair,
+    engine: Engine,
     prompt: Sequence[int],
     text: Sequence[int],
     *,
@@ -52,6 +52,7 @@ def logits(
     branch of `n_beside` other tokens, so that the text is the second branch of a tree.
     Raises OptionError, DecodeError, ClosedError.
     """
+    pair = engine.pair
     if whose not in ("target", "draft") or (whose == "draft" and pair.draft is None):
         raise OptionError(f"this engine has no {whose!r} to compute logits with")
     n_most = pair.n_draft_max + 1 if whose == "target" else 1
@@ -61,30 +62,32 @@ def logits(
         )
     tokens = array("i", [*prompt, *text])
     for start in range(len(prompt), len(tokens), n_together):
-        yield _rows(pair, tokens, start, n_together, whose, n_beside)
+        yield _rows(engine, tokens, start, n_together, whose, n_beside)
 
 
 def reprocessed(
-    pair: Pair, prompt: Sequence[int], text: Sequence[int], n_rows: int
+    engine: Engine, prompt: Sequence[int], text: Sequence[int], n_rows: int
 ) -> Iterator[tuple[int, Logits]]:
     """Yields (i, the target's logits (n_rows, n_vocab) for `text[i:]`) for several i.
 
     The text is processed from its start, like a prompt, in batches of 2 * n_rows tokens.
     Raises DecodeError, ClosedError.
     """
-    pair.forget()
+    engine.forget()
     tokens = array("i", [*prompt, *text])
     first = max(len(text) - n_rows, 0) % (2 * n_rows)
     for index in range(first, len(text), 2 * n_rows):
-        yield index, _rows(pair, tokens, len(prompt) + index, n_rows, "target")
+        yield index, _rows(engine, tokens, len(prompt) + index, n_rows, "target")
 
 
 def _rows(
-    pair: Pair, tokens: array[int], start: int, n_rows: int, whose: str, n_beside: int = 0
+    engine: Engine, tokens: array[int], start: int, n_rows: int, whose: str, n_beside: int = 0
 ) -> Logits:
     """A copy of the logits before tokens `start` to `start + n_rows`, or to the last token."""
     ahead = tokens[start : min(start + n_rows, len(tokens)) - 1]
-    with pair.lock.held():
+    pair = engine.pair
+
+    def rows() -> Logits:
         slot = pair.slots.nearest(tokens[:start])
         session = slot.target if whose == "target" else slot.draft
         assert session is not None
@@ -92,12 +95,14 @@ def _rows(
             pair.head.use(slot.target.sequence, is_used=True)
             slot.target.score(tokens[: start - 1])  # whose hidden states a head reads
         if not (n_beside and ahead):
-            rows: Logits = session.score(tokens[:start], ahead).copy()
-            return rows
+            found: Logits = session.score(tokens[:start], ahead).copy()
+            return found
         other = [(ahead[0] + 1) % pair.vocab.n_tokens] * n_beside
         parents = [*range(-1, n_beside - 1), -1, *range(n_beside, n_beside + len(ahead) - 1)]
-        rows = slot.target.score(tokens[:start], [*other, *ahead], parents)
-        return np.delete(rows, range(1, n_beside + 1), axis=0)  # a copy
+        found = slot.target.score(tokens[:start], [*other, *ahead], parents)
+        return np.delete(found, range(1, n_beside + 1), axis=0)  # a copy
+
+    return engine.run(rows)
 
 
 def sampling(engine: Engine, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> Sampling:
@@ -120,7 +125,7 @@ def draft_alone(engine: Engine) -> Engine:
         raise OptionError("this engine has no draft; load one (draft=)")
     if pair.head is not None:
         raise OptionError("this engine's draft is a head, which writes no text without its target")
-    return Engine(Pair(pair.draft, n_draft_max=1, resources=ExitStack(), lock=pair.lock))
+    return Engine(Pair(pair.draft, n_draft_max=1, resources=ExitStack()))
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,7 @@ def _read(
     """
     before, text = tokens[:n_known], tokens[n_known:]
     engine.forget()
-    singles = [*chain.from_iterable(logits(engine.pair, before, text, whose="target"))]
+    singles = [*chain.from_iterable(logits(engine, before, text, whose="target"))]
     rounding, found = 0.0, []
     for i, batched in _in_batches(engine, before, text):
         rounding = max(rounding, *map(_change, singles[i:], batched))
@@ -231,12 +236,12 @@ def _in_batches(
     """
     for n_rows in (each for each in _N_ROWS if each <= engine.n_draft_max + 1):
         for n in (len(text), len(text) - n_rows):  # of two batches, one is read without its logits
-            yield from reprocessed(engine.pair, before, text[: max(n, 0)], n_rows)
+            yield from reprocessed(engine, before, text[: max(n, 0)], n_rows)
         if (n_beside := n_rows // 3) and engine.pair.target.n_leaves > 1:
             engine.forget()
             i, n_together = 0, n_rows - n_beside
             batch = {"n_together": n_together, "n_beside": n_beside}
-            for rows in logits(engine.pair, before, text, whose="target", **batch):
+            for rows in logits(engine, before, text, whose="target", **batch):
                 yield i, rows
                 i += len(rows)
 

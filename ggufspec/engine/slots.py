@@ -5,13 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
-from weakref import WeakSet
 
 from ggufspec.common.failures import log_failure
-from ggufspec.decoding.types import Ask, Logits, Session, token_array
+from ggufspec.decoding.types import Ask, Logits, token_array
 from ggufspec.engine.prompt_cache import CachedText, PromptCache, PromptRow
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
@@ -37,8 +36,7 @@ class Slot:
 
     target: LlamaSession
     draft: SlotSession | None
-    # Weak: a generation that is dropped without being closed does not keep its slot.
-    leases: WeakSet[SlotLease] = field(default_factory=WeakSet)
+    is_used: bool = False  # by a text, or by work that copies one
     used_at: int = 0  # the clock at its last use
     n_prompt: int = 0  # tokens of its last prompt
     text: array[int] | None = None  # its last text with the prompt; None: not finished
@@ -52,11 +50,6 @@ class Slot:
     def is_continued_by(self, n_common: int) -> bool:
         """Whether a prompt that shares its first `n_common` tokens repeats or continues it."""
         return n_common >= max(self.n_prompt - _N_DROPPED, _NEARLY_ALL * self.n_prompt, 1)
-
-    @property
-    def n_users(self) -> int:
-        """Number of generations that use it."""
-        return len(self.leases)
 
     @property
     def n_bytes(self) -> int:
@@ -91,6 +84,16 @@ class Slot:
             if session is not None:
                 session.restore(saved)
 
+    def row_for(self, first: Ask) -> Logits | None:
+        """The logits (1, n_vocab) for a text's first Ask, if it repeats a prompt without a draft.
+
+        A pass over the prompt's last token alone rounds differently, and can change greedy texts.
+        """
+        row = self.row
+        if row is None or first.draft or row.prompt != first.tokens:
+            return None
+        return row.logits if self.target.n_common(row.prompt) == len(row.prompt) else None
+
     def forget(self) -> None:
         """Empty the slot. Raises ClosedError."""
         self.text = self.row = None
@@ -100,7 +103,7 @@ class Slot:
 
 
 class Slots:
-    """All slots of a pair. At least one. Its callers hold the engine's lock."""
+    """All slots of a pair. At least one. For the engine's thread only."""
 
     def __init__(
         self,
@@ -120,11 +123,10 @@ class Slots:
             )
             for i in range(target.n_sequences)
         ]
-        self.drafts_blocks = head is not None and head.facts.block is not None
         self._can_borrow = target.can_share_passes
         # A head needs the hidden state of a prompt's last token; exact passes repeat anyway.
-        self.keeps_rows = head is None and not target.options.is_exact
-        self.clock = count(1)  # gives values of used_at
+        self._keeps_rows = head is None and not target.options.is_exact
+        self._clock = count(1)  # gives values of used_at
         self.cache = cache or PromptCache(0)
 
     def __iter__(self) -> Iterator[Slot]:
@@ -133,31 +135,43 @@ class Slots:
     def __getitem__(self, index: int) -> Slot:
         return self._all[index]
 
-    def take(self, lease: SlotLease, tokens: Sequence[int]) -> Slot:
-        """Choose a slot for a prompt: a free one if there is one.
+    @property
+    def free(self) -> Sequence[Slot]:
+        """The slots that nothing uses."""
+        return [slot for slot in self._all if not slot.is_used]
+
+    def take(self, tokens: Sequence[int]) -> Slot:
+        """Choose one of the free slots, at least one, for a prompt. Give it back with `leave`.
 
         A prompt that repeats or continues the last prompt of a slot gets that slot: the same cells
         give a repeated prompt the same answer. Any other prompt gets the slot that was used longest
         ago, and a copy of the cells that other slots hold of its beginning.
         """
-        n_users = min(slot.n_users for slot in self._all)
-        free = [slot for slot in self._all if slot.n_users == n_users]
+        free = self.free
         known = {slot: slot.target.n_common(tokens) for slot in free}
         continued = [slot for slot in free if slot.is_continued_by(known[slot])]
         chosen = max(continued or free, key=lambda slot: (known[slot], -slot.used_at))
         if not (continued or (known[chosen] >= _HALF * len(tokens) and not self._can_borrow)):
             chosen = min(free, key=lambda slot: slot.used_at)
-            if not n_users:
-                self.keep(chosen, tokens)
-                if self._can_borrow:
-                    self._borrow(chosen, tokens)
-        elif not n_users:
             self.keep(chosen, tokens)
-        if not n_users:
-            self._restore(chosen, tokens)
-        chosen.used_at, chosen.n_prompt, chosen.text = next(self.clock), len(tokens), None
-        chosen.leases.add(lease)
+            if self._can_borrow:
+                self._borrow(chosen, tokens)
+        else:
+            self.keep(chosen, tokens)
+        self._restore(chosen, tokens)
+        chosen.used_at, chosen.n_prompt, chosen.text = next(self._clock), len(tokens), None
+        chosen.is_used = True
         return chosen
+
+    def leave(self, slot: Slot, text: array[int] | None) -> None:
+        """The work on a slot has ended with `text`, prompt included. Twice is fine."""
+        if slot.is_used:
+            slot.is_used, slot.text, slot.used_at = False, text, next(self._clock)
+
+    def keep_row(self, slot: Slot, prompt: array[int], logits: Logits) -> None:
+        """Keep a copy of the logits after a slot's prompt: the first of `logits`."""
+        if self._keeps_rows:
+            slot.row = PromptRow(prompt[:], logits[:1].copy())
 
     def keep(self, slot: Slot, tokens: Sequence[int]) -> None:
         """Copy a slot's text into the cache, if much of it differs from `tokens`.
@@ -184,8 +198,8 @@ class Slots:
             self.cache.add(text)
 
     def spare(self) -> Slot:
-        """The slot that is needed least, for measurements; its text is cached."""
-        slot = min(self._all, key=lambda slot: (slot.n_users, slot.used_at))
+        """The free slot that is needed least, for measurements; its text is cached."""
+        slot = min(self.free, key=lambda slot: slot.used_at)
         self.keep(slot, ())
         return slot
 
@@ -200,20 +214,16 @@ class Slots:
         except DecodeError:  # such as no room in the caches: the prompt is processed instead
             slot.forget()
             return
-        except BaseException:  # Ctrl-C, perhaps between target and draft
-            self.cache.add(text)
-            slot.forget()
-            raise
         self.cache.observe_copy(text.n_bytes, perf_counter() - started)
 
     @contextmanager
     def lent(self, tokens: Sequence[int]) -> Iterator[Slot]:
         """A slot for a block that reads a text or copies one into it, without a generation."""
-        lease = SlotLease(self)
+        slot = self.take(tokens)
         try:
-            yield lease.take(tokens)
+            yield slot
         finally:
-            lease.leave(token_array(tokens))
+            self.leave(slot, token_array(tokens))
 
     def nearest(self, tokens: Sequence[int]) -> Slot:
         """The slot with the longest prefix of a text."""
@@ -235,75 +245,6 @@ class Slots:
             n_known, other = max(found, key=lambda each: each[0])
             if n_known >= mine.n_common(tokens) + _N_WORTH_BORROWING:
                 mine.borrow(other.sequence, tokens[:n_known])
-
-
-class SlotLease:
-    """The slot of one generation, between `take` and `leave`.
-
-    It stands in for the draft's session, since the drafter is made before a slot is taken.
-    """
-
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-        self._slot: Slot | None = None
-
-    def take(self, tokens: Sequence[int]) -> Slot:
-        """The generation begins."""
-        self._slot = self._slots.take(self, tokens)
-        return self._slot
-
-    def leave(self, text: array[int] | None = None) -> None:
-        """The generation has ended with `text`, prompt included. Twice is fine."""
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            slot.text = text
-            slot.leases.discard(self)
-            slot.used_at = next(self._slots.clock)
-
-    def keep_row(self, prompt: array[int], logits: Logits) -> None:
-        """Keep a copy of the logits after a prompt: the first of `logits`."""
-        if self._slots.keeps_rows:
-            self.slot.row = PromptRow(prompt[:], logits[:1].copy())
-
-    def row_for(self, first: Ask) -> Logits | None:
-        """The logits (1, n_vocab) for a text's first Ask, if it repeats a prompt without a draft.
-
-        A pass over the prompt's last token alone rounds differently, and can change greedy texts.
-        """
-        row = self.slot.row
-        if row is None or first.draft or row.prompt != first.tokens:
-            return None
-        is_held = self.slot.target.n_common(row.prompt) == len(row.prompt)
-        return row.logits if is_held else None
-
-    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        """The draft's logits: see decoding.types.Session."""
-        return self.slot.draft.score(tokens, draft)  # type: ignore[union-attr]
-
-    @property
-    def draft(self) -> Session:
-        """The draft's session; one of blocks, if the draft computes these."""
-        return _LeasedBlocks(self) if self._slots.drafts_blocks else self
-
-    @property
-    def slot(self) -> Slot:
-        """The slot, after `take`."""
-        assert self._slot is not None
-        return self._slot
-
-
-class _LeasedBlocks:
-    """See decoding.types.BlockSession."""
-
-    def __init__(self, lease: SlotLease) -> None:
-        self._lease = lease
-
-    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        return self._lease.score(tokens, draft)
-
-    def gaps(self, tokens: Sequence[int], n_most: int) -> Sequence[float]:
-        found: Sequence[float] = self._lease.slot.draft.gaps(tokens, n_most)  # type: ignore[union-attr]
-        return found
 
 
 def _draft_session(

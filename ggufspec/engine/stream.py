@@ -1,76 +1,230 @@
-"""Iterates over the chunks of one generation, as they are written."""
+"""Iterates over the chunks of one text, as the engine's thread writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
+from threading import Event
 
 from ggufspec.decoding.types import Round
-from ggufspec.engine.generation import Generation
+from ggufspec.engine.handle import Handle, wait
+from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.text import Chunk, Completion, FinishReason
+from ggufspec.errors import OptionError
 
 
 class Stream(Iterator[Chunk]):
-    """The chunks of one generation. At any time, `completion` is the text so far.
+    """The chunks of one text, which is written in the background, as fast as it can be.
 
-    As a context manager, it gives its slot back at the end of the block.
+    As a context manager, it ends the text at the end of the block; so does dropping it.
     """
 
-    def __init__(self, scheduler: Scheduler, generation: Generation) -> None:
+    def __init__(self, scheduler: Scheduler, text: PreparedText) -> None:
+        """Submit the text. Raises ClosedError; OptionError in a progress callback."""
         self._scheduler = scheduler
-        self._generation = generation
-        self._chunks = generation.chunks
+        self.handle = Handle(text)
+        self._news: Event | None = None  # made when chunks are first waited for
+        scheduler.submit(self.handle, self)
 
     def __next__(self) -> Chunk:
-        if not self._chunks:
-            self._advance()
-        if not self._chunks:
-            raise StopIteration
-        return self._chunks.popleft()
+        if self._news is None:
+            self._news = Event()
+            self.handle.on_news = partial(_set, self._news)
+        while (chunk := self.poll()) is None:
+            self._wait(self._news)
+            self._news.clear()
+        return chunk
+
+    def poll(self) -> Chunk | None:
+        """The next chunk; None: there is none yet. Raises StopIteration, and the text's error."""
+        has_ended = self.handle.ended.is_set()  # read first: chunks may be added until then
+        if (chunk := self.handle.take()) is not None or not has_ended:
+            return chunk
+        if (error := self.handle.take_error()) is not None:
+            raise error
+        raise StopIteration
 
     def finish(self) -> Completion:
-        """Write the text to its end, without its chunks. Raises what `generate` raises."""
-        self._advance(to_end=True)
-        self._chunks.clear()
+        """Wait for the end of the text, without its chunks. Raises what `generate` raises."""
+        self.handle.on_news = None
+        self._wait(self.handle.ended)
+        if (error := self.handle.take_error()) is not None:
+            raise error
+        while self.handle.take() is not None:
+            pass
         return self.completion
 
-    def _advance(self, *, to_end: bool = False) -> None:
+    def _wait(self, event: Event) -> None:
+        self._scheduler.check_wait()
         try:
-            self._scheduler.advance(self._generation, to_end=to_end)
+            wait(event)
         except BaseException:  # such as Ctrl-C
-            self._generation.close()
+            self.close()
             raise
 
     @property
     def completion(self) -> Completion:
-        """Text, tokens and statistics so far; the time in llama_decode once it has ended."""
-        return self._generation.completion
+        """Text, tokens and statistics so far; the time in llama_decode once it has ended.
+
+        The text may be ahead of the chunks that were taken.
+        """
+        return self.handle.completion
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """The rounds so far; their tokens include the end-of-generation token."""
-        return tuple(self._generation.rounds)
+        generation = self.handle.generation
+        return () if generation is None else tuple(generation.rounds)
 
     @property
     def seed(self) -> int:
         """The seed, also where none was given."""
-        return self._generation.seed
+        return self.handle.text.seed
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why the text ended; None: it has not, or was closed before."""
-        return self._generation.finish_reason
+        generation = self.handle.generation
+        return None if generation is None else generation.finish_reason
+
+    def end_soon(self) -> None:
+        """End the text within a round, without waiting."""
+        if not self.handle.ended.is_set():
+            self._scheduler.cancel(self.handle)
 
     def close(self) -> None:
-        """End the text and give its slot back. Twice is fine.
+        """End the text, and wait for the end of its round. Twice is fine.
 
-        Waits for the round that another thread has under way. Raises OptionError in a progress
-        callback.
+        The chunks so far can still be taken. Raises OptionError in a progress callback.
         """
-        self._generation.close()
+        if not self.handle.ended.is_set():
+            self._scheduler.check_wait()
+            self.end_soon()
+            wait(self.handle.ended)
 
     def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """A Stream for `async for` and `async with`. Cancelling the task that waits ends the text.
+
+    The text begins with the first step, or with the block.
+    """
+
+    def __init__(self, begin: Callable[[], Stream]) -> None:
+        """`begin` is called in another thread, since preparing a text may take long."""
+        self._begin = begin
+        self._stream: Stream | None = None
+        self._news = asyncio.Event()
+
+    async def __anext__(self) -> Chunk:
+        stream = await self._begun()
+        while True:
+            try:
+                chunk = stream.poll()
+            except StopIteration:
+                raise StopAsyncIteration from None
+            if chunk is not None:
+                return chunk
+            await self._wait(stream)
+
+    async def finish(self) -> Completion:
+        """Wait for the end of the text, without its chunks. Raises what `generate` raises."""
+        stream = await self._begun(only_end=True)
+        while not stream.handle.ended.is_set():
+            await self._wait(stream)
+        return stream.finish()
+
+    async def _begun(self, *, only_end: bool = False) -> Stream:
+        if self._stream is None:
+            self._stream = await asyncio.to_thread(self._begin)
+        # Not this object: the text would refer to it, and could not be dropped.
+        loop, news = asyncio.get_running_loop(), self._news
+
+        def tell(handle: Handle) -> None:
+            if not only_end or handle.ended.is_set():
+                loop.call_soon_threadsafe(news.set)
+
+        self._stream.handle.on_news = tell
+        return self._stream
+
+    async def _wait(self, stream: Stream) -> None:
+        try:
+            await self._news.wait()
+        except BaseException:  # the task was cancelled
+            stream.end_soon()
+            raise
+        self._news.clear()
+
+    @property
+    def completion(self) -> Completion:
+        """See Stream.completion. Raises OptionError before the first step."""
+        if self._stream is None:
+            raise OptionError("the text has not begun: take a chunk first, or use `async with`")
+        return self._stream.completion
+
+    async def aclose(self) -> None:
+        """End the text, within a round. Twice is fine."""
+        if self._stream is not None:
+            self._stream.end_soon()
+
+    async def __aenter__(self) -> AsyncStream:
+        await self._begun()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+
+def write_all(
+    scheduler: Scheduler, texts: Iterable[PreparedText], *, n_open: int
+) -> list[Completion]:
+    """Write texts to their ends. Raises the error of the first that fails.
+
+    At most `n_open` are submitted at a time: each is taken from the iterable, and so prepared, when
+    its turn comes, while others are written.
+    """
+    written: dict[int, Completion] = {}
+    opened: dict[int, Handle] = {}
+    news = Event()
+
+    def await_room(n_most: int) -> None:
+        while True:
+            for i, handle in [each for each in opened.items() if each[1].ended.is_set()]:
+                if (error := handle.take_error()) is not None:
+                    raise error
+                written[i] = handle.completion
+                del opened[i]
+            if len(opened) <= n_most:
+                return
+            wait(news)
+            news.clear()
+
+    try:
+        for i, text in enumerate(texts):
+            handle = Handle(text, on_news=partial(_set_at_end, news))
+            scheduler.submit(handle)
+            opened[i] = handle
+            await_room(n_open - 1)
+        await_room(0)
+    finally:
+        for handle in opened.values():
+            scheduler.cancel(handle)
+        for handle in opened.values():
+            wait(handle.ended)
+    return [written[i] for i in sorted(written)]
+
+
+def _set(news: Event, handle: Handle) -> None:
+    news.set()
+
+
+def _set_at_end(news: Event, handle: Handle) -> None:
+    if handle.ended.is_set():
+        news.set()

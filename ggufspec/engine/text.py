@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.errors import OptionError
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that do not begin a character
 FinishReason = Literal["stop", "length"]
@@ -63,8 +62,6 @@ class TextStream:
     """
 
     def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
-        if "" in stop:
-            raise OptionError("a stop string is empty; give at least one character")
         self._stop = sorted(stop)
         self._n_longest = max(map(len, self._stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from ggufspec import _native
 from ggufspec.common.facts import counted
 from ggufspec.decoding.types import Logits, token_array
-from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
+from ggufspec.errors import (
+    ClosedError,
+    DecodeError,
+    ModelError,
+    OptionError,
+    OutOfMemoryError,
+    PassStopped,
+)
 from ggufspec.llama import context_options
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
@@ -27,6 +34,7 @@ from ggufspec.models import head_facts
 from ggufspec.models.head_facts import EAGLE3, MTP, HeadFacts
 
 _MAX_SEQUENCES = 256  # of llama.cpp
+_STOPPED = 2  # llama_decode's code for a pass that its abort callback has ended
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
@@ -224,8 +232,8 @@ class Context:
         sequence: resume keeps the path along its tokens, the others keep the first path.
         The context of a head reads zeros as hidden states, which is for timing only; a head of
         blocks reads hidden states without tokens if no logits are kept. Raises ValueError for more
-        than n_leaves leaves, DecodeError, and KeyboardInterrupt within a batch; the sequence then
-        holds none of the tokens.
+        than n_leaves leaves, DecodeError, PassStopped, and KeyboardInterrupt within a batch; the
+        sequence then holds none of the tokens.
         """
         self._run([BatchPart(sequence, tokens, n_rows, parents)])
 
@@ -238,8 +246,9 @@ class Context:
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; `other` computes in its own thread.
 
-        Not for a head or its target. With shared pools, one after the other. Raises DecodeError and
-        KeyboardInterrupt, which stops both; a sequence then holds all of its new tokens or none.
+        Not for a head or its target. With shared pools, one after the other. Raises DecodeError,
+        PassStopped and KeyboardInterrupt, which stop both; a sequence then holds all of its new
+        tokens or none.
         """
         if self.pools.excludes(other.pools):
             self.decode_together(parts)
@@ -305,6 +314,8 @@ class Context:
 
     def _finish(self, parts: Parts, result: int) -> None:
         """Raise the error that llama_decode's code stands for, if any, after decoding `parts`."""
+        if result == _STOPPED and self._native.is_stopped:
+            raise PassStopped
         if result:
             n_tokens = sum(len(part.tokens) for part in parts)
             where = f"at position {self.n_cells(parts[0].sequence)}"
@@ -338,6 +349,10 @@ class Context:
     def copy_prefix(self, source: int, sequence: int, tokens: array[int]) -> None:
         """Share the cells of a prefix of `tokens` that `source` holds. Needs droppable tails."""
         self.native.copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
+
+    def stop(self, is_stopped: bool) -> None:
+        """From any thread: True ends the pass in progress (on CPUs) and later ones: PassStopped."""
+        self._native.is_stopped = is_stopped
 
     @property
     def is_disturbed(self) -> bool:

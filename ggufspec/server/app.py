@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -27,17 +25,16 @@ from ggufspec.server.dialects.responses_request import ResponsesRequest, Respons
 from ggufspec.server.dialects.responses_response import ResponsesRenderer
 from ggufspec.server.dialects.shared import Renderer
 from ggufspec.server.errors import ApiError, add_error_handlers
-from ggufspec.server.events import ChoiceEvent, ParsedRequest, RequestEnded, RequestEvent
+from ggufspec.server.events import ParsedRequest
 from ggufspec.server.middleware import OriginMiddleware, RequestMiddleware
 from ggufspec.server.requests import parse_request
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
-from ggufspec.server.service import ServerOptions, Service
+from ggufspec.server.service import Service
 from ggufspec.server.strict_json import parse_json
-from ggufspec.server.worker import EngineWorker
+from ggufspec.server.texts import Events
 
 _LARGE_BODY = 2**16
 _NOT_ENFORCED, _MAX_HEADER = "X-Ggufspec-Not-Enforced", 4000
-Events = AsyncGenerator[Sequence[ChoiceEvent], None]
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in (
@@ -50,7 +47,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (415, "The body is not JSON."),
         (429, "The queue is full; retry after the seconds in Retry-After."),
         (500, "Internal error."),
-        (503, "The server is stopping, or its engine worker has failed."),
+        (503, "The server is stopping, or its engine has failed."),
         (504, "The request took longer than --timeout."),
         ("default", "Any other error."),  # keeps FastAPI from documenting 422; we send 400
     )
@@ -140,7 +137,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         """Continue a prompt; returns a JSON string, prompt included (LLMSpeculativeSampling)."""
         parsed = await _parse(body, service)
         renderer = CompletionRenderer(body, parsed, alias)
-        await _collect(renderer, submit(service.worker, parsed, service.options, request.receive))
+        await _collect(renderer, service.events(parsed, request.receive))
         return JSONResponse(body.prompt + renderer.body()["choices"][0]["text"])
 
 
@@ -208,7 +205,7 @@ async def _answer(
     """The response, or the beginning of a stream. Raises GgufspecError, ApiError."""
     parsed = await _parse(body, service)
     renderer, headers = make_renderer(parsed), _headers(parsed)
-    events = submit(service.worker, parsed, service.options, request.receive)
+    events = service.events(parsed, request.receive)
     if not body.stream:
         await _collect(renderer, events)
         # A long echo has hundreds of thousands of numbers: here it would delay other responses.
@@ -227,7 +224,7 @@ def _headers(parsed: ParsedRequest) -> dict[str, str]:
 async def _parse(
     body: schema.CompletionRequest | schema.ChatRequest | schema.PredictRequest, service: Service
 ) -> ParsedRequest:
-    """The request for the worker, parsed from a body. Raises GgufspecError."""
+    """The request for texts, parsed from a body. Raises GgufspecError."""
     return await run_in_threadpool(parse_request, body, service.engine, service.options)
 
 
@@ -260,7 +257,7 @@ async def _frames(renderer: Renderer, events: Events) -> AsyncGenerator[bytes, N
 class _EventStream(StreamingResponse):
     """Sends a first frame, then others as they come, and closes their generator at the end.
 
-    Starlette's StreamingResponse would also listen for a disconnect, as `submit` already does.
+    Starlette's StreamingResponse would also listen for a disconnect, as `events` already does.
     """
 
     def __init__(
@@ -283,67 +280,3 @@ class _EventStream(StreamingResponse):
         async with aclosing(self._frames):
             with suppress(ClientDisconnect):
                 await self.stream_response(send)
-
-
-async def submit(
-    worker: EngineWorker, parsed: ParsedRequest, options: ServerOptions, receive: Receive
-) -> Events:
-    """The events of a request, up to its end; closing the generator cancels the request.
-
-    Events that arrive together are yielded together; an empty sequence is yielded after
-    `keep_alive` seconds without events. `receive` reports a disconnect. Raises ApiError,
-    ClientDisconnect.
-    """
-    loop = asyncio.get_running_loop()
-    events: deque[RequestEvent] = deque()
-    has_news = asyncio.Event()
-    deadline = loop.time() + options.timeout
-
-    def put(event: RequestEvent) -> None:
-        events.append(event)
-        has_news.set()
-
-    submitted = worker.submit(parsed, put, loop.call_soon_threadsafe)
-    disconnected = asyncio.ensure_future(_disconnect(receive))
-    disconnected.add_done_callback(lambda _: has_news.set())
-    try:
-        while True:
-            if not events:
-                timer = loop.call_later(
-                    min(deadline - loop.time(), options.keep_alive), has_news.set
-                )
-                await has_news.wait()
-                timer.cancel()
-            has_news.clear()
-            # Checked before each event, so that a fast stream delays neither check.
-            if disconnected.done():
-                raise ClientDisconnect
-            if loop.time() >= deadline:
-                raise ApiError(
-                    504,
-                    f"the request took longer than {options.timeout:g} s; ask for fewer tokens, or "
-                    "start the server with a larger --timeout",
-                    "timeout_error",
-                    code="timeout",
-                    # OpenAI's clients retry a 504 by default, which would take as long again.
-                    headers={"x-should-retry": "false"},
-                )
-            found: list[ChoiceEvent] = []
-            while events:
-                event = events.popleft()
-                if isinstance(event, RequestEnded):
-                    if found:
-                        yield found
-                    if event.error is not None:
-                        raise event.error
-                    return
-                found.append(event)
-            yield found
-    finally:
-        worker.cancel(submitted)
-        disconnected.cancel()
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

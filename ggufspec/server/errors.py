@@ -87,10 +87,10 @@ def server_stopping() -> ApiError:
     return ApiError(503, message, "server_error", code="stopping")
 
 
-def worker_failed() -> ApiError:
-    """The error after the engine worker's thread has ended: no request can be processed."""
-    message = "the engine worker has failed; restart the server"
-    return ApiError(503, message, "server_error", code="worker_failed")
+def engine_failed() -> ApiError:
+    """The error after the engine's thread has ended by itself: no request can be processed."""
+    message = "the engine has failed; restart the server"
+    return ApiError(503, message, "server_error", code="engine_failed")
 
 
 def api_error_of(error: BaseException) -> ApiError:

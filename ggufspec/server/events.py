@@ -1,4 +1,4 @@
-"""The request in the form that the worker runs, and the events that the worker reports."""
+"""A request as token ids with options, and the events of its choices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.text import Completion
-from ggufspec.server.errors import ApiError
 from ggufspec.server.formats.deltas import ChatParser
 
 
@@ -27,7 +27,7 @@ class ParsedRequest:
     `n_top`: number of most likely tokens to report at each position; None: no logprobs.
     `parser`: creates the parser of a text; None: the whole text is content. `echo`: the prompts,
     with which the responses begin. `not_enforced`: keywords of the tools' schemas that calls may
-    violate.
+    violate. `first`: choice 0, ready to be submitted; None: not prepared.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -38,6 +38,7 @@ class ParsedRequest:
     parser: Callable[[], ChatParser] | None = None
     echo: Sequence[Echo] | None = None
     not_enforced: Sequence[str] = ()
+    first: PreparedText | None = None
 
 
 class ChoiceDelta(NamedTuple):
@@ -56,11 +57,4 @@ class ChoiceFinished(NamedTuple):
     completion: Completion
 
 
-class RequestEnded(NamedTuple):
-    """The last event: all choices are complete, or the request has failed."""
-
-    error: ApiError | None
-
-
 ChoiceEvent = ChoiceDelta | ChoiceFinished
-RequestEvent = ChoiceEvent | RequestEnded

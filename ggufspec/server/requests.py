@@ -1,4 +1,4 @@
-"""Turns request bodies into requests for the worker: token ids and checked options."""
+"""Turns request bodies into requests for texts: token ids and checked options."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def parse_request(
     if body.lora:
         check_scales(body.lora, engine)
     options = _options_of(body, engine, server, {**constraint, **plan.options})
-    # Compiled here, so that an error ends this request and not the thread that runs all texts.
-    engine.check(options)
-    tokens = [engine.tokenize(prompt, n_least=options.n_least) for prompt in prompts]
+    first = engine.prepare(prompts[0], options, n_top=n_top)
+    others = [engine.tokenize(prompt, n_least=options.n_least) for prompt in prompts[1:]]
+    tokens = [first.tokens, *others]
     seed = options.seed if body.seed in (None, -1) else body.seed
     n_scored = sum(map(len, tokens)) * n * ((n_top or 0) + 1)
     if echoed is not None and n_top is not None and n_scored > _MOST_SCORED:
@@ -115,7 +115,9 @@ def parse_request(
     echo = None
     if echoed is not None:
         echo = [echo_of(*each, engine.vocab) for each in zip(echoed, tokens, strict=True)]
-    return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, plan.not_enforced)
+    return ParsedRequest(
+        tokens, options, n, seed, n_top, plan.parser, echo, plan.not_enforced, first
+    )
 
 
 def text_of(tokens: Sequence[int], engine: Engine) -> str:

@@ -108,7 +108,7 @@ def add_information(router: APIRouter, service: Service) -> None:
     @router.get("/health")
     async def health() -> Response:
         """Report "ok"; or, with status 503, "stopping", "stalled" or "failed"."""
-        status = service.worker.status
+        status = service.texts.status
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     @router.get("/props")
@@ -232,7 +232,7 @@ async def _slot_action(
     slot = engine.pair.slots[int(id_slot)]
     started = perf_counter()
     if action == "erase":
-        n_erased = await _in_worker(service, slot, lambda: _erased(slot))
+        n_erased = await _between_rounds(service, slot, lambda: _erased(slot))
         return {"id_slot": int(id_slot), "n_erased": n_erased}
     if action not in ("save", "restore"):
         raise ApiError(400, "action must be save, restore or erase", param="action")
@@ -259,7 +259,7 @@ async def _slot_action(
 
 
 async def _save(service: Service, slot: Slot, path: Path) -> session_file.SessionFacts:
-    text = await _in_worker(service, slot, slot.saved)
+    text = await _between_rounds(service, slot, slot.saved)
     if text is None:
         raise SessionError("the slot is empty; save it after a request")
     keys = service.engine.pair.text_keys
@@ -269,15 +269,15 @@ async def _save(service: Service, slot: Slot, path: Path) -> session_file.Sessio
 async def _restore(service: Service, slot: Slot, path: Path) -> session_file.SessionFacts:
     pair, n_ctx = service.engine.pair, service.engine.n_ctx
     text, n_bytes = await run_in_threadpool(session_file.read, path, pair.text_keys, n_ctx)
-    await _in_worker(service, slot, lambda: _restored(pair.slots, slot, text, path))
+    await _between_rounds(service, slot, lambda: _restored(pair.slots, slot, text, path))
     return session_file.SessionFacts(text.tokens, n_bytes)
 
 
-async def _in_worker(service: Service, slot: Slot, work: Callable[[], T]) -> T:
+async def _between_rounds(service: Service, slot: Slot, work: Callable[[], T]) -> T:
     """Raises ApiError, and what `work` raises."""
     try:
         return await asyncio.wait_for(
-            asyncio.wrap_future(service.worker.call(slot, work)), service.options.timeout
+            asyncio.wrap_future(service.texts.call(slot, work)), service.options.timeout
         )
     except asyncio.TimeoutError as error:
         raise ApiError(

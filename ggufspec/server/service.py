@@ -6,11 +6,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from starlette.types import Receive
+
 from ggufspec.common import defaults
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
+from ggufspec.server.events import ParsedRequest
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.worker import EngineWorker
+from ggufspec.server.texts import Events, Texts
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,17 @@ class Service:
     """A model that is served. Several services may exist in one process."""
 
     engine: Engine
-    worker: EngineWorker
+    texts: Texts
     metrics: Metrics
     options: ServerOptions
     started_at: int
+
+    def events(self, parsed: ParsedRequest, receive: Receive) -> Events:
+        """The events of a request: see Texts.events."""
+        options = self.options
+        return self.texts.events(
+            parsed, receive, timeout=options.timeout, keep_alive=options.keep_alive
+        )
 
 
 def default_options(engine: Engine, server: ServerOptions) -> GenerateOptions:
@@ -54,7 +64,6 @@ def default_options(engine: Engine, server: ServerOptions) -> GenerateOptions:
 
 
 def make_service(engine: Engine, options: ServerOptions) -> Service:
-    """A service, whose worker is not started."""
     metrics = Metrics()
-    worker = EngineWorker(engine, n_waiting_max=options.n_waiting_max, metrics=metrics)
-    return Service(engine, worker, metrics, options, int(time.time()))
+    texts = Texts(engine, n_waiting_max=options.n_waiting_max, metrics=metrics)
+    return Service(engine, texts, metrics, options, int(time.time()))

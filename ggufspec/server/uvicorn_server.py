@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ggufspec.errors import OptionError
 from ggufspec.server.errors import LOG
-from ggufspec.server.worker import EngineWorker
+from ggufspec.server.texts import Texts
 
 HEAD_SECONDS = 10.0  # to send the first line and headers of a request
 STALLED_SECONDS = 60.0  # after which a client that does not read is cut off
@@ -100,7 +100,7 @@ class GracefulServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        worker: EngineWorker,
+        texts: Texts,
         *,
         grace: float,
         on_listening: Callable[[str], None] = lambda url: None,
@@ -126,18 +126,16 @@ class GracefulServer(uvicorn.Server):
         )
         super().__init__(config)
         self.stopped_by: int | None = None  # the first signal
-        self._worker = worker
+        self._texts = texts
         self._grace = grace
         self._on_listening, self._on_signal = on_listening, on_signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. Raises OptionError if another process has taken the port since `bind`."""
         asyncio.get_running_loop().set_exception_handler(_log_accept_failures)
-        self._worker.start()
         try:
             await super().startup(sockets)
         except OSError as error:
-            self._worker.abort()
             host, port = sockets[0].getsockname()[:2] if sockets else ("the address", 0)
             raise _unavailable(host, port, error) from error
         for listening in sockets or ():
@@ -148,14 +146,14 @@ class GracefulServer(uvicorn.Server):
 
         Until then connections are accepted, and new requests get status 503 with the reason.
         """
-        self._worker.finish()
+        self._texts.finish()
         began = monotonic()
-        while not self._worker.join(0) or self.server_state.tasks:
+        while self.server_state.tasks:
             if monotonic() - began >= self._grace:
                 break
             await self.on_tick(0)
             await asyncio.sleep(_POLL_SECONDS)
-        self._worker.abort()
+        self._texts.abort()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:

@@ -80,26 +80,26 @@ def test_logits_of_a_text_are_those_of_its_prefixes(writer: object, tmp_path: Pa
     path = writer(tmp_path / "model.gguf")  # type: ignore[operator]
     prompt, text = [1, 9, 8], [7, 6, 5, 9, 9]
     with ggufspec.load(path, path, n_threads=1, n_draft_max=2) as made:
-        singles = np.concatenate(list(scoring.logits(made.pair, prompt, text, whose="target")))
-        pieces = list(scoring.logits(made.pair, prompt, text, whose="target", n_together=3))
-        drafts = np.concatenate(list(scoring.logits(made.pair, prompt, text, whose="draft")))
+        singles = np.concatenate(list(scoring.logits(made, prompt, text, whose="target")))
+        pieces = list(scoring.logits(made, prompt, text, whose="target", n_together=3))
+        drafts = np.concatenate(list(scoring.logits(made, prompt, text, whose="draft")))
         assert [len(piece) for piece in pieces] == [3, 2]
         np.testing.assert_allclose(np.concatenate(pieces), singles, atol=0.02)
         np.testing.assert_allclose(drafts, singles, atol=0.02)
-        last = next(scoring.logits(made.pair, [*prompt, *text[:-1]], text[-1:], whose="target"))
+        last = next(scoring.logits(made, [*prompt, *text[:-1]], text[-1:], whose="target"))
         np.testing.assert_allclose(last, singles[-1:], atol=0.02)
 
 
 def test_logits_that_cannot_be_had_are_refused(pair: Engine, paths: tuple[Path, Path]) -> None:
     for how in ({"whose": "oracle"}, {"whose": "draft", "n_together": 2}):
         with pytest.raises(OptionError):
-            next(scoring.logits(pair.pair, [1], [2], **how))  # type: ignore[arg-type]
+            next(scoring.logits(pair, [1], [2], **how))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="it is 1 to 5"):
-        next(scoring.logits(pair.pair, [1], [2], whose="target", n_together=6))
+        next(scoring.logits(pair, [1], [2], whose="target", n_together=6))
     with ggufspec.load(paths[0], n_threads=1) as alone, pytest.raises(OptionError):
-        next(scoring.logits(alone.pair, [1], [2], whose="draft"))
+        next(scoring.logits(alone, [1], [2], whose="draft"))
     with pytest.raises(ClosedError):
-        next(scoring.logits(alone.pair, [1], [2], whose="target"))
+        next(scoring.logits(alone, [1], [2], whose="target"))
 
 
 # What is refused

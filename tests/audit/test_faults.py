@@ -175,7 +175,7 @@ def test_the_gap_of_a_divergence_is_that_of_the_logits(pair: Engine, plant: Plan
     (found,) = audit(
         pair, [[1, 5]], replace(SMALL, options={"temperature": 0.0})
     ).greedy.divergences
-    (row,) = next(scoring.logits(pair.pair, [1, 5], [0], whose="target"))
+    (row,) = next(scoring.logits(pair, [1, 5], [0], whose="target"))
     assert found.position == 0
     assert found.tokens == (int(row.argmax()), 7)
     assert found.gap == pytest.approx(float(row.max() - row[7]), abs=1e-2)

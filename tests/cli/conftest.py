@@ -45,6 +45,7 @@ ERROR, USAGE, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 ENTRY = "from ggufspec.__main__ import main; main()"
 MAIN = PREAMBLE + ENTRY
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @pytest.fixture(autouse=True)
@@ -103,10 +104,13 @@ def draft(target: Path) -> Path:
 
 
 class InterruptedStream(Stream):
-    """As if Ctrl-C were pressed during the tenth round."""
+    """As if Ctrl-C were pressed after the tenth chunk."""
+
+    n_taken = 0
 
     def __next__(self) -> Chunk:
-        if self.completion.stats.n_rounds == 10:
+        self.n_taken += 1
+        if self.n_taken == 11:
             raise KeyboardInterrupt
         return super().__next__()
 
@@ -121,6 +125,12 @@ def started(*args: object, code: str = MAIN, **how: Any) -> subprocess.Popen[byt
         env={name: value for name, value in env.items() if name != "PYTHONUNBUFFERED"},
         **{**streams, **how},
     )
+
+
+def is_begun(text: str) -> None:
+    """It is the text of a model that writes the alphabet over and over, ten letters or more."""
+    assert len(text) >= 10
+    assert (LETTERS * (len(text) // len(LETTERS) + 1)).startswith(text)
 
 
 def check_interrupted(arguments: Sequence[object]) -> None:

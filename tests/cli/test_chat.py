@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
-from cli.conftest import ERROR, INTERRUPTED, Command, InterruptedStream
+from cli.conftest import ERROR, INTERRUPTED, Command, InterruptedStream, is_begun
 from cli.terminal import Terminal
 
 import ggufspec
@@ -315,7 +315,8 @@ def test_ctrl_c_ends_a_script(
 ) -> None:
     monkeypatch.setattr("ggufspec.engine.engine.Stream", InterruptedStream)
     result = chat("hello", "say", model=endless, args=("--drafter", "none"))
-    assert (result.code, result.out) == (INTERRUPTED, f"{LETTERS[:10]}\n")
+    assert result.code == INTERRUPTED
+    is_begun(result.out.removesuffix("\n"))
 
 
 # At a terminal

@@ -24,6 +24,7 @@ from cli.conftest import (
     USAGE,
     Command,
     InterruptedStream,
+    is_begun,
     started,
 )
 from patience import PATIENCE, at_most
@@ -151,7 +152,8 @@ def test_the_json_of_an_interrupted_text(
     result = run("-m", chatterbox, "-p", "hi", "--json")
     document = result.document
     assert (result.code, document["finish_reason"]) == (INTERRUPTED, "interrupted")
-    assert (document["text"], document["n_generated"]) == (LETTERS[:10], 10)
+    is_begun(document["text"])
+    assert document["n_generated"] == len(document["text"])
 
 
 def test_ctrl_c_ends_a_comparison_before_the_text(

@@ -80,7 +80,7 @@ def logits(
 ) -> Any:
     """Logits before each token of `text`: (n, n_vocab)."""
     tokens = engine.tokenize(prompt)
-    pieces = scoring.logits(engine.pair, tokens, text, whose=whose, n_together=n_together)
+    pieces = scoring.logits(engine, tokens, text, whose=whose, n_together=n_together)
     return np.concatenate(list(pieces))
 
 

@@ -16,9 +16,8 @@ from tiny_heads import Table
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.scheduler import Scheduler
+from ggufspec.engine.stream import Stream
 
 GREEDY: Any = {"temperature": 0.0, "drafter": "model", "ignore_eos": True}
 KINDS: tuple[tiny_blocks.Kind, ...] = ("dflash", "dspark", "dflash2")
@@ -99,12 +98,9 @@ def test_log_probabilities_are_those_without_drafts(engine: Engine) -> None:
     found = []
     for drafter in ("none", "model"):
         how = {**GREEDY, "drafter": drafter, "n_draft": 4, "max_tokens": 20}
-        generation = Generation(engine.pair, PROMPT, CheckedOptions.of(how), n_top=2)
-        scheduler = Scheduler(engine.pair)
-        while generation.finish_reason is None:
-            scheduler.step([generation])
-        generation.close()
-        each = [entry for chunk in generation.chunks for entry in chunk.logprobs or ()]
+        text = engine.prepare(PROMPT, CheckedOptions.of(how), n_top=2)
+        chunks = Stream(engine.scheduler, text)
+        each = [entry for chunk in chunks for entry in chunk.logprobs or ()]
         found.append([entry.chosen.logprob or 0.0 for entry in each])
     assert len(found[0]) == 20
     assert found[1] == pytest.approx(found[0], abs=1e-3)

@@ -138,7 +138,7 @@ def test_before_min_tokens_no_text_ends_and_nothing_else_changes(pair: Engine) -
     text = pair.generate(prompt, temperature=1.0, seed=1, max_tokens=6).tokens
     ends = {*pair.vocab.stop_tokens, 77}
     banned = {token: float("-inf") for token in ends}
-    rows = next(scoring.logits(pair.pair, prompt, text, whose="target", n_together=6))
+    rows = next(scoring.logits(pair, prompt, text, whose="target", n_together=6))
     least, first, later = (
         np.asarray(to_probs(rows, scoring.sampling(pair, prompt, **options), prompt, text[:5]))
         for options in (
@@ -254,7 +254,7 @@ def test_the_distributions_of_a_text_are_the_targets_renormalised(pair: Engine) 
     assert constrained.constraint is not None
     done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40)
     text, n_open, n = [*prompt, *done.tokens], 0, len(prompt)
-    for logits in scoring.logits(pair.pair, prompt, done.tokens, whose="target", n_together=3):
+    for logits in scoring.logits(pair, prompt, done.tokens, whose="target", n_together=3):
         ahead = text[n : n + len(logits) - 1]
         masks = constrained.constraint.masks(text[:n], ahead)
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")

@@ -51,7 +51,7 @@ def distribution(engine: Engine) -> dict[tuple[int, ...], float]:
         longer = {}
         for text, p in found.items():
             tokens = [*PROMPT, *text]
-            (row,) = scoring.logits(engine.pair, tokens, [0], whose="target")
+            (row,) = scoring.logits(engine, tokens, [0], whose="target")
             probs = np.asarray(to_probs(row, sampling, tokens))[0]
             longer.update({(*text, int(x)): p * float(probs[x]) for x in np.flatnonzero(probs)})
         found = longer

@@ -126,7 +126,8 @@ def test_a_prompt_is_scored_in_exact_passes_too(engine: Engine) -> None:
     engine.forget()
     options = CheckedOptions.of(GREEDY)
     first = TokenLogprobs(entry_of(tokens[0], None, engine.vocab), ())
-    generation = Generation(engine.pair, tokens, options, n_top=0, prompt_logprobs=[first])
+    text = engine.prepare(tokens, options, n_top=0, prompt_logprobs=[first])
+    generation = Generation(engine.pair, text)
     scored: list[Logits] = []
     while generation.is_scoring:
         if (ask := generation.ask()) is not None:
@@ -134,7 +135,7 @@ def test_a_prompt_is_scored_in_exact_passes_too(engine: Engine) -> None:
             assert answer.logits is not None
             scored += [row.copy() for row in answer.logits]
             generation.answer(answer)
-    generation.close()
+    generation.end()
     assert len(scored) == len(tokens) - 1
     for n in (1, 7, len(tokens) - 1):
         (row,) = engine.pair.slots.nearest(tokens[:n]).target.score(tokens[:n])

@@ -1,12 +1,10 @@
-"""Texts that fail while another thread computes them."""
+"""Texts that fail: their consumers hear it, and nothing else does."""
 
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,8 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
-from ggufspec.engine.options import CheckedOptions
 
 GOOD, BAD = [5, 60, 100], [9, 8, 7, 6]
 HOW: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "drafter": "none"}
@@ -30,63 +26,25 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         yield loaded
 
 
-def begun(engine: Engine, prompt: Sequence[int]) -> Generation:
-    """A text with a chunk, which has been taken."""
-    generation = Generation(engine.pair, engine.tokenize(prompt), CheckedOptions.of(HOW))
-    engine.scheduler.advance(generation)
-    generation.chunks.clear()
-    return generation
-
-
-def fail_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text after BAD fails in its next round."""
+def test_a_failed_text_is_freed_and_its_error_is_raised_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Generation.answer
+    failed: list[weakref.ref[Generation]] = []
 
     def answer(self: Generation, scored: Any) -> None:
         real(self, scored)
-        if self.n_prompt == len(BAD):
-            self.end()
+        if self.n_prompt == len(BAD) and self.rounds:
+            failed.append(weakref.ref(self))
             raise ValueError("this one")
 
     monkeypatch.setattr(Generation, "answer", answer)
-
-
-def test_a_failed_text_that_nobody_asks_for_is_freed(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, bad = begun(engine, GOOD), begun(engine, BAD)
-    fail_bad(monkeypatch)
-    engine.scheduler.step([good])  # and the other one, in the same pass
-    assert bad.is_over
-    ref = weakref.ref(bad)
+    good, bad = engine.stream(GOOD, **HOW), engine.stream(BAD, **HOW)
+    with pytest.raises(ValueError, match="this one"):
+        bad.finish()
+    assert bad.finish().finish_reason is None
+    assert len(good.finish().tokens) == 100
     del bad
     gc.collect()
-    assert ref() is None
-    good.close()
-
-
-def test_an_error_reaches_its_thread_although_the_text_is_over_before(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was learned is stored in between."""
-    is_ending, may_end = threading.Event(), threading.Event()
-    real = PairProfile.keep
-
-    def slow(self: PairProfile, *arguments: Any) -> None:
-        is_ending.set()
-        may_end.wait(10)
-        real(self, *arguments)
-
-    good, bad = begun(engine, GOOD), begun(engine, BAD)
-    fail_bad(monkeypatch)
-    monkeypatch.setattr(PairProfile, "keep", slow)
-    with ThreadPoolExecutor(2) as threads:
-        computing = threads.submit(engine.scheduler.step, [good])
-        assert is_ending.wait(10)
-        waiting = threads.submit(engine.scheduler.advance, bad)
-        wait([waiting], 0.2)
-        may_end.set()
-        with pytest.raises(ValueError, match="this one"):
-            waiting.result(10)
-        computing.result(10)
-        good.close()
+    assert [ref() for ref in failed] == [None]
+    assert len(engine.pair.slots.free) == 2

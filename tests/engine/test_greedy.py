@@ -81,7 +81,7 @@ def test_what_rounding_changed_passes_and_what_a_fault_changed_does_not(
 def test_a_difference_has_its_place_its_tokens_and_their_gaps(pair: Engine) -> None:
     prompt = pair.tokenize(PROMPTS[0])
     plain = written(pair, drafter="none")[0]
-    rows = np.concatenate([*scoring.logits(pair.pair, prompt, plain[:11], whose="target")])
+    rows = np.concatenate([*scoring.logits(pair, prompt, plain[:11], whose="target")])
     order = [int(token) for token in rows[10].argsort()[::-1]]
     for rank in (1, 50):
         found = compare(pair, prompt, plain, [*plain[:10], order[rank], 5], CheckedOptions())

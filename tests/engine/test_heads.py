@@ -225,9 +225,7 @@ def test_a_llama_cpp_without_the_functions_is_refused(
 def test_logits_of_a_head_for_a_given_text(right: Pair, engine: Engine) -> None:
     for _ in range(2):
         rows = [
-            row
-            for piece in scoring.logits(engine.pair, LONG, LONG[:5], whose="draft")
-            for row in piece
+            row for piece in scoring.logits(engine, LONG, LONG[:5], whose="draft") for row in piece
         ]
         for i, row in enumerate(rows):
             text = [*LONG, *LONG[:i]]

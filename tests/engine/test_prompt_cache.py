@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,10 @@ from typing import Any
 import head_pairs
 import pytest
 import tiny
-from head_pairs import Interrupted
 
 import ggufspec
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.prompt_cache import PromptCache
-from ggufspec.engine.slots import Slot
 from ggufspec.errors import DecodeError
 from ggufspec.llama import saved_text
 
@@ -325,28 +321,3 @@ def test_cells_of_another_model_are_refused(tmp_path: Path) -> None:
             mine.target.restore(text)
         assert mine.target.n_held == 0
         assert engine.generate(prompt_of(1), **GREEDY).tokens == expected.tokens
-
-
-@pytest.mark.parametrize("name", ["draft", "eagle3", "windows"])
-def test_ctrl_c_while_a_text_is_copied_back(name: str, tmp_path: Path) -> None:
-    files = ALL[name](tmp_path)
-    how = how_of(files)
-    with load(files) as engine:
-        prompt = [*prompt_of(1), *engine.generate(prompt_of(1), **how).tokens, 9]
-        expected = engine.generate(prompt, **how).tokens
-        for at in count(1, 7):
-            engine.generate(prompt_of(1), **how)
-            engine.generate(prompt_of(2), **how)
-            interrupted = Interrupted(at, within=Slot.restore)
-            sys.setprofile(interrupted)
-            try:
-                with suppress(KeyboardInterrupt):
-                    engine.generate(prompt, **how)
-            finally:
-                sys.setprofile(None)
-            again = engine.generate(prompt, **how)
-            assert again.tokens == expected
-            assert again.stats.n_prompt_reused >= 80
-            if interrupted.is_late:
-                break
-        assert at > 10

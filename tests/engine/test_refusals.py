@@ -145,7 +145,7 @@ def test_prompts(prompt: Any, engine: Engine) -> None:
         engine.generate(prompt)
     with pytest.raises(PromptError):
         engine.generate_batch([[5], prompt], max_tokens=1)
-    assert not sum(slot.n_users for slot in engine.pair.slots)
+    assert not sum(slot.is_used for slot in engine.pair.slots)
 
 
 @pytest.mark.parametrize("prompts", [None, "hi", b"hi", {"hi": 1}])

@@ -9,7 +9,6 @@ import pytest
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.stream import Stream
 from ggufspec.standin.embedded import embedded_draft, embedded_target
@@ -32,13 +31,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 def greedy(engine: Engine, prompt: str, **options: Any) -> tuple[list[float], float]:
     """Log-probabilities of 12 greedy tokens, and the seconds of the first round's pass."""
     given = CheckedOptions.of({"temperature": 0, "max_tokens": 12, **options})
-    generation = Generation(engine.pair, engine.tokenize(prompt), given, n_top=0)
-    logprobs = [
-        token.chosen.logprob
-        for chunk in Stream(engine.scheduler, generation)
-        for token in chunk.logprobs or ()
-    ]
-    return logprobs, generation.rounds[0].target_seconds
+    stream = Stream(engine.scheduler, engine.prepare(prompt, given, n_top=0))
+    logprobs = [token.chosen.logprob for chunk in stream for token in chunk.logprobs or ()]
+    return logprobs, stream.rounds[0].target_seconds
 
 
 def test_each_text_is_repeated_bit_for_bit(engine: Engine) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, pairwise
 from pathlib import Path
-from time import perf_counter, sleep
+from time import sleep
 from typing import Any, Literal
 
 import pytest
 import tiny
+from patience import PATIENCE, comes_true, held
 
 import ggufspec
 from ggufspec.drafting.acceptance import Acceptance
@@ -20,10 +22,10 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.handle import Handle
 from ggufspec.engine.logprobs import TokenLogprobs, entry_of
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.scheduler import Scheduler
-from ggufspec.engine.slots import SlotLease
+from ggufspec.engine.passes import Passes
 from ggufspec.engine.stream import Stream
 from ggufspec.errors import ClosedError, DecodeError, OptionError
 from ggufspec.llama.context import Context
@@ -31,7 +33,14 @@ from ggufspec.llama.context import Context
 # As they share no letter, a text that got another's rows would show it.
 N_SLOTS = 3
 PROMPTS = [[5 + i, 60 + i, 100 + i, 30 + i][: 2 + i % 3] for i in range(7)]
-LENGTHS = {"temperature": 0.9, "seed": 9, "max_tokens": 20, "n_draft": 3, "ignore_eos": True}
+LENGTHS: dict[str, Any] = {
+    "temperature": 0.9,
+    "seed": 9,
+    "max_tokens": 20,
+    "n_draft": 3,
+    "ignore_eos": True,
+}
+ENDLESS: dict[str, Any] = {**LENGTHS, "max_tokens": None, "context_shift": True}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +73,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def begin(engine: Engine, prompt: Sequence[int], **options: Any) -> Generation:
-    return Generation(engine.pair, engine.tokenize(prompt), CheckedOptions.of(options))
+    return Generation(engine.pair, engine.prepare(prompt, CheckedOptions.of(options)))
 
 
 def cheap_together(engine: Engine) -> None:
@@ -136,12 +145,12 @@ def test_a_text_that_fails_does_not_touch_the_others(engine: Engine) -> None:
     engine.forget()
     good = [begin(engine, prompt, **{**LENGTHS, "seed": 3}) for prompt in PROMPTS[:2]]
     bad = begin(engine, [9, 8, 7, 6], progress=fails, **LENGTHS)
-    scheduler, failed = Scheduler(engine.pair), []
+    passes_of, failed = Passes(engine.pair), []
     while any(not stream.is_over for stream in good):
-        failed += scheduler.step([bad, *good] if not failed else good)
+        failed += passes_of.run([bad, *good] if not failed else good)
     assert [(stream, type(error)) for stream, error in failed] == [(bad, OSError)]
     assert [stream.completion.tokens for stream in good] == alone
-    assert bad.is_over
+    bad.end()
 
 
 def test_a_pass_that_fails_is_made_again_one_by_one(
@@ -167,14 +176,14 @@ def test_prompts_that_slots_hold_begin_at_once_beside_a_text(engine: Engine) -> 
     for prompt in prompts:
         engine.generate(prompt, **options)
     writer = begin(engine, PROMPTS[0], **options)
-    scheduler = Scheduler(engine.pair)
+    passes_of = Passes(engine.pair)
     while not writer.rounds:
-        scheduler.step([writer])
+        passes_of.run([writer])
     held = [begin(engine, prompt, progress=lambda *_: None, **options) for prompt in prompts]
-    assert not scheduler.step([writer, *held])
+    assert not passes_of.run([writer, *held])
     assert not any(each.is_reading for each in held)
     for each in (writer, *held):
-        each.close()
+        each.end()
 
 
 def test_prompts_that_begin_together_are_read_in_one_pass(
@@ -183,7 +192,7 @@ def test_prompts_that_begin_together_are_read_in_one_pass(
     cheap_together(engine)
     engine.forget()
     texts = [begin(engine, prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
-    assert not Scheduler(engine.pair).step(texts)
+    assert not Passes(engine.pair).run(texts)
     assert passes == [3]
     assert [len(text.rounds) for text in texts] == [1, 1, 1]
     for text in texts:
@@ -191,7 +200,7 @@ def test_prompts_that_begin_together_are_read_in_one_pass(
         assert stats.n_prompt_reused == 0
         assert stats.seconds.prompt > 0
         assert stats.seconds.target < stats.seconds.prompt, "the prompt took most of the pass"
-        text.close()
+        text.end()
 
 
 def test_scores_of_a_prompt_share_the_passes_of_the_texts(
@@ -201,18 +210,19 @@ def test_scores_of_a_prompt_share_the_passes_of_the_texts(
     long = [*range(5, 105)]
     first = TokenLogprobs(entry_of(long[0], None, engine.vocab), ())
     options = CheckedOptions.of({**LENGTHS, "drafter": "none", "max_tokens": 60})
-    scheduler = Scheduler(engine.pair)
+    passes_of = Passes(engine.pair)
     found: list[list[float]] = []
     for is_alone in (True, False):
         engine.forget()
         cheap_together(engine)
         writer = begin(engine, PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
-        scheduler.step([writer])
-        scored = Generation(engine.pair, long, options, n_top=2, prompt_logprobs=[first])
+        passes_of.run([writer])
+        text = engine.prepare(long, options, n_top=2, prompt_logprobs=[first])
+        scored = Generation(engine.pair, text)
         passes.clear()
         n_before, n_steps = len(writer.rounds), 0
         while scored.is_scoring:
-            assert not scheduler.step([scored] if is_alone else [writer, scored])
+            assert not passes_of.run([scored] if is_alone else [writer, scored])
             n_steps += 1
         if not is_alone:
             assert passes == [2] * n_steps
@@ -220,7 +230,7 @@ def test_scores_of_a_prompt_share_the_passes_of_the_texts(
         assert scored.prompt_logprobs is not None
         found.append([each.chosen.logprob or 0.0 for each in scored.prompt_logprobs])
         for each in (writer, scored):
-            each.close()
+            each.end()
     assert len(found[0]) == len(long)
     assert found[1] == pytest.approx(found[0], abs=0.05)
 
@@ -237,9 +247,9 @@ def test_a_lone_prompt_gets_smaller_pieces_on_a_slow_machine(
     """With flash attention on CPUs, fewer than 64 tokens together take longer than 64."""
     how = {"n_ctx": 128, "n_threads": 1, "tuned": False, "flash_attention": attention}
     with ggufspec.load(*files, **how) as engine:
-        scheduler = Scheduler(engine.pair)
+        passes_of = Passes(engine.pair)
         ticks = count(0, 2)  # seconds
-        monkeypatch.setattr("ggufspec.engine.scheduler.perf_counter", lambda: float(next(ticks)))
+        monkeypatch.setattr("ggufspec.engine.passes.perf_counter", lambda: float(next(ticks)))
         sizes: list[list[int]] = []
         for _ in range(2):
             engine.forget()
@@ -254,8 +264,8 @@ def test_a_lone_prompt_gets_smaller_pieces_on_a_slow_machine(
                 ),
             )
             while long.is_reading:
-                scheduler.step([long])
-            long.close()
+                passes_of.run([long])
+            long.end()
             sizes.append([b - a for a, b in pairwise(heard)])
     assert sizes == [[99], expected], "each holds up Ctrl-C, and a text that comes"
 
@@ -269,168 +279,146 @@ def test_a_piece_of_a_prompt_shares_the_pass_of_the_texts(
     cheap_together(engine)
     engine.forget()
     writer = begin(engine, PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
-    scheduler = Scheduler(engine.pair)
+    passes_of = Passes(engine.pair)
     while not writer.rounds:
-        scheduler.step([writer])
+        passes_of.run([writer])
     late = begin(engine, long, **{**LENGTHS, "drafter": drafter})
     passes.clear()
     n_before, n_steps = len(writer.rounds), 0
     while late.is_reading:
-        assert not scheduler.step([writer, late])
+        assert not passes_of.run([writer, late])
         n_steps += 1
     assert passes.count(2) >= 2, "of 100 tokens, no piece has more than half"
     assert len(writer.rounds) == n_before + n_steps, "the writer wrote all the while"
     while not late.is_over:
-        assert not scheduler.step([writer, late])
+        assert not passes_of.run([writer, late])
     assert late.completion.tokens == alone.tokens
-    writer.close()
+    writer.end()
 
 
 def test_a_stream_that_is_closed_or_dropped_gives_its_slot_back(engine: Engine) -> None:
-    next(engine.stream(PROMPTS[0], **LENGTHS))
-    assert {slot.n_users for slot in engine.pair.slots} == {0}
-    with engine.stream(PROMPTS[0], **LENGTHS) as stream:
+    next(engine.stream(PROMPTS[0], **ENDLESS))
+    assert comes_true(lambda: is_free(engine))
+    with engine.stream(PROMPTS[0], **ENDLESS) as stream:
         next(stream)
-        assert sum(slot.n_users for slot in engine.pair.slots) == 1
-    assert {slot.n_users for slot in engine.pair.slots} == {0}
-    streams = [engine.stream(prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
+        assert not is_free(engine)
+    assert is_free(engine)
+    streams = [engine.stream(prompt, **{**ENDLESS, "drafter": "none"}) for prompt in PROMPTS[:3]]
     for stream in streams:
         next(stream)
-    assert {slot.n_users for slot in engine.pair.slots} == {1}
+    assert all(slot.is_used for slot in engine.pair.slots)
     for stream in streams:
         stream.close()
         n_rounds = len(stream.rounds)
-        list(stream)
+        assert list(stream), "what it wrote before can be taken"
         assert len(stream.rounds) == n_rounds, "it writes no more"
-    assert {slot.n_users for slot in engine.pair.slots} == {0}
+    assert is_free(engine)
 
 
-def test_a_slot_is_given_back_under_the_lock(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[bool] = []
-    leave = SlotLease.leave
-
-    def watched(self: SlotLease, *text: Any) -> None:
-        found.append(engine.pair.lock.held().locked())
-        leave(self, *text)
-
-    monkeypatch.setattr(SlotLease, "leave", watched)
-    engine.generate(PROMPTS[0], **LENGTHS)
-    closed = engine.stream(PROMPTS[0], **LENGTHS)
-    next(closed)
-    closed.close()
-    assert len(found) >= 2
-    assert all(found)
+def test_a_text_waits_for_a_slot_and_may_be_given_up_before(engine: Engine) -> None:
+    alone = engine.generate(PROMPTS[4], **LENGTHS).tokens
+    writing = [engine.stream(prompt, **ENDLESS) for prompt in PROMPTS[:N_SLOTS]]
+    for each in writing:
+        next(each)
+    given_up, waits = engine.stream(PROMPTS[3], **LENGTHS), engine.stream(PROMPTS[4], **LENGTHS)
+    assert waits.poll() is None
+    given_up.close()
+    assert list(given_up) == []
+    assert given_up.completion.tokens == ()
+    writing[0].close()
+    assert waits.finish().tokens == alone
+    for each in writing:
+        each.close()
 
 
-def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
-    alone = [engine.generate(p, **{**LENGTHS, "seed": 2}).tokens for p in PROMPTS[:5]]
-    streams = [begin(engine, prompt, **{**LENGTHS, "seed": 2}) for prompt in PROMPTS[:5]]
-    cheap_together(engine)
-    for stream in streams:
-        next(Stream(engine.scheduler, stream))  # all have begun
-    assert sum(slot.n_users for slot in engine.pair.slots) == 5
-    scheduler = Scheduler(engine.pair)
-    while left := [stream for stream in streams if not stream.is_over]:
-        assert not scheduler.step(left)
-    assert [stream.completion.tokens for stream in streams] == alone
+def test_the_texts_of_one_request_do_not_keep_others_waiting(engine: Engine) -> None:
+    begun: list[int] = []
+    handles: list[Handle] = []
+    request = object()
+    with held(engine):
+        for i in range(2 * N_SLOTS + 1):
+            options = {**LENGTHS, "progress": lambda *_, i=i: begun.append(i), "drafter": "none"}
+            text = engine.prepare([5 + i, *range(20, 90)], CheckedOptions.of(options))
+            handles.append(Handle(text, group=request if i < 2 * N_SLOTS else None))
+            engine.scheduler.submit(handles[-1])
+    for each in handles:
+        assert each.ended.wait(PATIENCE)
+    assert list(dict.fromkeys(begun)).index(2 * N_SLOTS) < N_SLOTS, "it was the last to come"
 
 
-def test_a_text_without_a_slot_waits_for_one(engine: Engine) -> None:
-    """Two in one slot would read all that they have at each round."""
-    first = [begin(engine, [*range(5, 45)], **{**LENGTHS, "seed": i}) for i in range(N_SLOTS)]
-    late = begin(engine, [*range(50, 110)], **LENGTHS)
-    scheduler = Scheduler(engine.pair)
-    while not any(stream.is_over for stream in first):
-        assert max(slot.n_users for slot in engine.pair.slots) <= 1
-        assert not scheduler.step([*first, late])
-    assert not late.has_begun
-    while late.is_reading:
-        assert not scheduler.step([*first, late])
-    for stream in (*first, late):
-        stream.close()
-
-
-def test_after_ctrl_c_in_a_pass_streams_go_on(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {**LENGTHS, "drafter": "none"}
-    alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS[:2]]
-    cheap_together(engine)
-    streams = [begin(engine, prompt, **options) for prompt in PROMPTS[:2]]
-    scheduler = Scheduler(engine.pair)
-    while not all(stream.rounds for stream in streams):
-        scheduler.step(streams)
-
-    def interrupted(self: Context, parts: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Context, "decode_together", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            scheduler.step(streams)
-    while left := [stream for stream in streams if not stream.is_over]:
-        assert not scheduler.step(left)
-    assert [stream.completion.tokens for stream in streams] == alone
+def is_free(engine: Engine) -> bool:
+    return len(engine.pair.slots.free) == N_SLOTS
 
 
 @pytest.mark.parametrize("error", [DecodeError("no room"), KeyboardInterrupt()])
 def test_a_stream_alone_that_fails_is_over_and_gives_its_slot_back(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    stream = engine.stream(PROMPTS[0], **{**LENGTHS, "drafter": "none"})
-    next(stream)
-
     def fails(*asked: object) -> None:
         raise error
 
+    stream = engine.stream(PROMPTS[0], **{**ENDLESS, "drafter": "none"})
+    next(stream)
     monkeypatch.setattr(Context, "decode", fails)
     with pytest.raises(type(error)):
-        next(stream)
+        list(stream)
     assert list(stream) == []
-    assert {slot.n_users for slot in engine.pair.slots} == {0}
+    assert is_free(engine)
 
 
 def test_when_the_engine_closes_each_text_fails(files: tuple[Path, Path]) -> None:
     with ggufspec.load(files[0], n_ctx=64, n_slots=2, n_threads=1, tuned=False) as engine:
-        cheap_together(engine)
-        streams = [begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:2]]
-        scheduler = Scheduler(engine.pair)
-        while not all(stream.rounds for stream in streams):
-            scheduler.step(streams)
-    failed = scheduler.step(streams)
-    assert [type(error) for _, error in failed] == [ClosedError, ClosedError]
-    assert {slot.n_users for slot in engine.pair.slots} == {0}
+        streams = [engine.stream(prompt, **ENDLESS) for prompt in PROMPTS[:3]]
+        for stream in streams[:2]:
+            next(stream)
+    for stream in streams:
+        with pytest.raises(ClosedError, match="closed"):
+            stream.finish()
+    with pytest.raises(ClosedError, match="closed"):
+        engine.generate(PROMPTS[0], **LENGTHS)
 
 
-def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: Engine) -> None:
-    for _ in range(2):
-        streams = [begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:3]]
-        scheduler, failed = Scheduler(engine.pair), []
-        begun = threading.Event()
+def test_a_batch_prepares_a_text_when_its_turn_comes_and_keeps_none(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uniforms and grammars take memory: a batch may have thousands of prompts."""
+    made: list[weakref.ref[Generation]] = []
+    alive: list[int] = []
+    real = Generation.__init__
 
-        def write(streams=streams, scheduler=scheduler, failed=failed, begun=begun) -> None:  # type: ignore[no-untyped-def]
-            while left := [stream for stream in streams if not stream.is_over]:
-                failed += scheduler.step(left)
-                begun.set()
+    def begins(self: Generation, *arguments: Any) -> None:
+        real(self, *arguments)
+        made.append(weakref.ref(self))
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in made))
 
-        thread = threading.Thread(target=write)
-        thread.start()
-        begun.wait()
-        streams[1].close()
-        thread.join()
-        assert not failed
-        assert {slot.n_users for slot in engine.pair.slots} == {0}
+    monkeypatch.setattr(Generation, "__init__", begins)
+    assert len(engine.generate_batch(PROMPTS * 3, **LENGTHS)) == len(made)
+    assert max(alive) <= 2 * N_SLOTS + 1
+    assert is_free(engine)
+
+
+def test_what_one_text_learns_is_used_by_the_next(files: tuple[Path, Path]) -> None:
+    options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
+    with ggufspec.load(*files, n_ctx=128, n_slots=2, n_threads=1, tuned=False) as fresh:
+
+        def known() -> Acceptance:
+            how = {"repeats": False, "in_blocks": True}
+            return fresh.pair.profile.policy(LENGTHS["temperature"], **how).acceptance
+
+        before = known()
+        fresh.generate_batch(PROMPTS, **options)
+        assert known() != before
 
 
 @pytest.mark.parametrize(
     "asks",
     [
         lambda engine, other: next(other),
-        lambda engine, other: Scheduler(engine.pair).step([]),
+        lambda engine, other: engine.run(lambda: 1),
+        lambda engine, other: engine.close(),
         lambda engine, other: other.close(),
-        lambda engine, other: list(scoring.logits(engine.pair, [5], [6], whose="target")),
+        lambda engine, other: list(scoring.logits(engine, [5], [6], whose="target")),
         lambda engine, other: engine.generate_batch([[5]]),
     ],
 )
@@ -446,44 +434,6 @@ def test_a_callback_that_would_wait_for_itself_is_refused(
     with pytest.raises(OptionError, match="callback"):
         engine.generate(PROMPTS[1], progress=heard, **LENGTHS)
     other.close()
-
-
-def test_a_finished_text_is_freed(engine: Engine) -> None:
-    """Its uniforms and its grammar take memory: a batch may have thousands of prompts."""
-    made: list[weakref.ref[Generation]] = []
-    alive: list[int] = []
-
-    def heard(*_: object) -> None:
-        alive.append(sum(ref() is not None for ref in made))
-
-    def generations() -> Iterator[Generation]:
-        for prompt in PROMPTS:
-            made_now = begin(engine, prompt, progress=heard, **LENGTHS)
-            made.append(weakref.ref(made_now))
-            yield made_now
-
-    engine.forget()
-    texts = Scheduler(engine.pair).write_all(generations())
-    assert len(texts) == len(made) == len(PROMPTS)
-    assert min(alive) <= N_SLOTS
-
-
-def test_what_one_text_learns_is_used_by_the_next(files: tuple[Path, Path]) -> None:
-    options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
-    known: list[Acceptance] = []  # at the beginning of each text
-
-    def generations(engine: Engine) -> Iterator[Generation]:
-        for prompt in PROMPTS:
-            policy = engine.pair.profile.policy(
-                LENGTHS["temperature"], repeats=False, in_blocks=True
-            )
-            known.append(policy.acceptance)
-            yield begin(engine, prompt, **options)
-
-    with ggufspec.load(*files, n_ctx=128, n_slots=2, n_threads=1, tuned=False) as fresh:
-        Scheduler(fresh.pair).write_all(generations(fresh))
-    assert known[0] == known[1]
-    assert known[-1] != known[0]
 
 
 # Slots
@@ -555,21 +505,7 @@ def test_texts_of_several_threads_share_passes(engine: Engine, passes: list[int]
     passes.clear()
     assert in_threads(engine, prompts, **options) == alone
     assert sum(passes) / len(passes) > N_SLOTS / 2
-    assert not sum(slot.n_users for slot in engine.pair.slots)
-
-
-def test_a_text_shares_a_slot_only_once_the_texts_in_slots_have_stopped(engine: Engine) -> None:
-    """Texts that share a slot read each other's cells anew in each round."""
-    options = {**LENGTHS, "drafter": "none"}
-    held = [begin(engine, prompt, **options) for prompt in PROMPTS[:N_SLOTS]]
-    while not all(each.rounds for each in held):
-        assert not engine.scheduler.step(held)
-    stopped = perf_counter()
-    with engine.stream(PROMPTS[3], **options) as late:
-        next(late)
-        assert perf_counter() - stopped > 0.05
-    for each in held:
-        each.close()
+    assert not sum(slot.is_used for slot in engine.pair.slots)
 
 
 def test_a_short_text_of_another_thread_does_not_wait_for_a_long_prompt(
@@ -595,16 +531,6 @@ def test_a_short_text_of_another_thread_does_not_wait_for_a_long_prompt(
         threads.submit(write, engine, "short", 2).result(60)
         long.result(60)
     assert ended.index("short") < ended.index(499), "the long prompt was not read before"
-
-
-def test_a_stream_that_is_not_read_gets_few_passes_more(engine: Engine) -> None:
-    idle = engine.stream(PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
-    next(idle)
-    busy = engine.stream(PROMPTS[1], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
-    for _ in busy:
-        pass
-    assert len(idle.rounds) <= 3
-    idle.close()
 
 
 def test_an_error_reaches_the_thread_whose_text_it_is(

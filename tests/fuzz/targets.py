@@ -189,9 +189,7 @@ def _app() -> tuple[ASGIApp, asyncio.AbstractEventLoop]:
     folder = path.parent / "slots"
     folder.mkdir()
     options = ServerOptions("tiny", max_tokens=2, timeout=MOST_SECONDS, slot_folder=folder)
-    service = make_service(engine, options)
-    service.worker.start()
-    return make_app(service), asyncio.new_event_loop()
+    return make_app(make_service(engine, options)), asyncio.new_event_loop()
 
 
 def request(data: bytes) -> None:

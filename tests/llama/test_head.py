@@ -18,10 +18,10 @@ from head_pairs import Contexts, Interrupted
 
 from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
-from ggufspec.engine.slots import SlotLease, Slots
+from ggufspec.engine.slots import Slot, Slots
 from ggufspec.errors import NoRoomError
 from ggufspec.llama.hidden_states import BatchPart
-from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.session import SlotSession
 
 N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES = 192, 12, 7, 2, 3
 N_CANDIDATES = 4  # of a token of DFlash2
@@ -99,13 +99,18 @@ class Machine:
         layers = self.facts.n_layers
         self.n_at_once = oracle.pair.n_at_once or (layers if layers > 1 else None)
         self.slots = Slots(contexts.target, contexts.head.context, contexts.head)
-        self.leases = [SlotLease(self.slots) for _ in range(N_SLOTS)]
-        self.targets: list[LlamaSession | None] = [None] * N_SLOTS
+        self.used: list[Slot | None] = [None] * N_SLOTS
         self.texts: list[Tokens] = [[], []]
         self.lacks: set[int] = set()  # texts that the target has to decode before the head drafts
         self.log: list[object] = []
         self.n_compared = 0
         self.n_trees = 0
+
+    def session(self, i: int) -> SlotSession:
+        slot = self.used[i]
+        assert slot is not None
+        assert slot.draft is not None
+        return slot.draft
 
     def tokens(self, least: int, most: int) -> Tokens:
         return [self.random.randrange(3, 250) for _ in range(self.random.randint(least, most))]
@@ -126,12 +131,13 @@ class Machine:
         """A new text, as Generation begins one."""
         prompt = self.prompt()
         self.log.append(("begin", i, len(prompt)))
-        self.leases[i].leave()
-        self.targets[i] = None
+        if (before := self.used[i]) is not None:
+            self.slots.leave(before, None)
+        self.used[i] = None
         self.lacks.discard(i)
-        slot = self.leases[i].take(prompt)
+        slot = self.used[i] = self.slots.take(prompt)
         slot.target.feed(prompt[:-1])
-        self.targets[i], self.texts[i] = slot.target, prompt
+        self.texts[i] = prompt
 
     def draft(self, i: int) -> Tokens:
         """Draft tokens, each of which the head scores after the one before."""
@@ -140,14 +146,14 @@ class Machine:
             self.log.append(("draft", i, len(text), n))
             if self.n_at_once and n >= self.n_at_once:
                 with pytest.raises(NoRoomError):
-                    self.leases[i].score([*text, *drafted])
+                    self.session(i).score([*text, *drafted])
                 break
             if len(text) + n == 1 and needs_two_tokens(self.contexts):
                 with pytest.raises(NoRoomError):
-                    self.leases[i].score(text)
+                    self.session(i).score(text)
                 break
             try:
-                found = self.leases[i].score([*text, *drafted]).copy()
+                found = self.session(i).score([*text, *drafted]).copy()
             except NoRoomError:
                 assert i in self.lacks
                 break
@@ -196,7 +202,8 @@ class Machine:
             draft = self.tokens(1, N_DRAFT)
         draft, parents = self.with_branches(draft)
         self.log.append((drafter, i, len(self.texts[i]), len(draft), parents))
-        target = self.targets[i]
+        slot = self.used[i]
+        target = slot and slot.target
         assert target is not None
         target.score(self.texts[i], draft, parents)
         self.lacks.discard(i)
@@ -209,7 +216,7 @@ class Machine:
             for i in range(N_SLOTS)
         ]
         self.log.append(("together", *map(len, self.texts), *drafts))
-        targets = [each for each in self.targets if each is not None]
+        targets = [each.target for each in self.used if each is not None]
         wanted = [
             target.prepare(text, *draft)
             for target, text, draft in zip(targets, self.texts, drafts, strict=True)
@@ -227,7 +234,7 @@ class Machine:
 
     def step(self) -> None:
         i = self.random.randrange(N_SLOTS)
-        if self.targets[i] is None or len(self.texts[i]) > N_CTX - 40:
+        if self.used[i] is None or len(self.texts[i]) > N_CTX - 40:
             self.begin(i)
         choice = self.random.random()
         if choice < 0.15:
@@ -236,7 +243,7 @@ class Machine:
             self.log.append("forget")
             self.lacks.update(range(N_SLOTS))
             self.slots.forget()
-        elif choice < 0.25 and None not in self.targets and self.contexts.target.can_share_passes:
+        elif choice < 0.25 and None not in self.used and self.contexts.target.can_share_passes:
             self.together()
         elif choice < 0.35:
             for _ in range(self.random.randint(1, 12)):

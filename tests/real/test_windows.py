@@ -32,7 +32,7 @@ def prompt(engine: Engine) -> list[int]:
 
 
 def distributions(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> Distribution:
-    rows = np.concatenate([*scoring.logits(engine.pair, prompt, text, whose="target")])
+    rows = np.concatenate([*scoring.logits(engine, prompt, text, whose="target")])
     return to_distributions(
         rows, Sampling(temperature=1.0, samplers=("temperature",)), prompt, text[:-1]
     )

@@ -160,7 +160,7 @@ def test_logprobs_are_those_of_the_target(live: Live) -> None:
     prompt = live.engine.tokenize("hello world")
     tokens = live.engine.generate("hello world", **GREEDY).tokens
     assert len(told["token_logprobs"]) == len(told["tokens"]) == 24
-    rows = scoring.logits(live.engine.pair, prompt, tokens, whose="target")
+    rows = scoring.logits(live.engine, prompt, tokens, whose="target")
     for row, token, logprob, top in zip(
         rows, tokens, told["token_logprobs"], told["top_logprobs"], strict=True
     ):

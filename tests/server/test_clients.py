@@ -174,7 +174,7 @@ def test_lm_eval_gets_the_likelihood_of_a_continuation(forced: Live, url: str) -
     found = model.loglikelihood(requests)
     for (context, continuation), (logprob, is_greedy) in zip(pairs, found, strict=True):
         prompt, text = encode(context), encode(context + continuation)
-        rows = scoring.logits(forced.engine.pair, prompt, text[len(prompt) :], whose="target")
+        rows = scoring.logits(forced.engine, prompt, text[len(prompt) :], whose="target")
         wanted = 0.0
         for token, (row,) in zip(text[len(prompt) :], rows, strict=True):
             wanted += float(row[token]) - float(np.logaddexp.reduce(row))

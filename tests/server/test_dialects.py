@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
+from patience import held
 from server.dialects import CALL, DIALECTS, HELLO, INPUT, SCHEMA, TOOL, Dialect, documents_of
 from serving import Live, serving
 
@@ -138,7 +139,7 @@ def test_a_stream_that_waits_says_so_and_has_its_first_events(
 ) -> None:
     with (
         serving(endless, timeout=0.3, keep_alive=0.05) as live,
-        endless.pair.lock.held(),  # the worker cannot begin the text before the timeout
+        held(endless),  # its thread cannot begin the text before the timeout
     ):
         response = dialect.post(live, stream=True)
     if dialect.path == "/api/chat":  # its streams have no form for a sign of life

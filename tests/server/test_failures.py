@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
@@ -12,31 +13,35 @@ from typing import Any
 import numpy as np
 import pytest
 from patience import PATIENCE
-from serving import comes_true, serving
+from serving import comes_true, serving, written
 
 import ggufspec
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine import logprobs
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.handle import Handle
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.passes import Passes
+from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.llama.session import LlamaSession
-from ggufspec.server import worker
-from ggufspec.server.events import ParsedRequest, RequestEvent
+from ggufspec.server import texts
+from ggufspec.server.errors import ApiError
+from ggufspec.server.events import ChoiceEvent, ChoiceFinished, ParsedRequest
 from ggufspec.server.metrics import Metrics
 
 SHORT: dict[str, Any] = {"prompt": "hi", "temperature": 0, "max_tokens": 4}
 
 
-@pytest.mark.parametrize(("name", "stream"), [("close", True), ("completion", False)])
-def test_the_worker_survives_a_request_that_cannot_be_ended(
+@pytest.mark.parametrize(("name", "stream"), [("end", True), ("completion", False)])
+def test_the_engine_survives_a_request_that_cannot_be_ended(
     endless: Engine, monkeypatch: pytest.MonkeyPatch, name: str, stream: bool
 ) -> None:
     def fails(generation: Generation) -> None:
         raise ZeroDivisionError("a secret prompt in /a/path")
 
-    broken = fails if name == "close" else property(fails)
+    broken = fails if name == "end" else property(fails)
     with serving(endless) as live:
         with monkeypatch.context() as patch:
             patch.setattr(Generation, name, broken)
@@ -49,37 +54,38 @@ def test_the_worker_survives_a_request_that_cannot_be_ended(
         assert live.is_free()
 
 
-def test_the_worker_survives_a_client_that_cannot_be_notified(endless: Engine) -> None:
-    def fails(event: RequestEvent) -> None:
+def test_the_engine_survives_a_client_that_cannot_be_notified(endless: Engine) -> None:
+    def fails(handle: Handle) -> None:
         raise ZeroDivisionError
 
     with serving(endless) as live:
-        request = ParsedRequest(
-            [endless.tokenize("hi")], CheckedOptions.of({"temperature": 0, "max_tokens": 4})
-        )
-        live.service.worker.submit(request, fails)
+        options = CheckedOptions.of({"temperature": 0, "max_tokens": 4})
+        endless.scheduler.submit(Handle(endless.prepare("hi", options), on_news=fails))
         assert live.ok("/v1/completions", **SHORT)["choices"][0]["text"] == "abcd"
         assert live.is_free()
         assert live.client.get("/health").json() == {"status": "ok"}
 
 
-def test_health_reports_a_worker_that_has_died(
-    endless: Engine, monkeypatch: pytest.MonkeyPatch
+def test_health_reports_an_engine_that_has_failed(
+    endless_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ends_the_thread(*args: object) -> None:
         raise SystemExit
 
-    with serving(endless) as live:
+    with (
+        ggufspec.load(endless_file, n_threads=1, n_ctx=400, tuned=False) as engine,
+        serving(engine) as live,
+    ):
         assert live.client.get("/health").status_code == 200
         with monkeypatch.context() as patch:
-            patch.setattr(Scheduler, "step", ends_the_thread)
+            patch.setattr(Scheduler, "_round", ends_the_thread)
             response = live.client.post("/v1/completions", json=SHORT, timeout=PATIENCE)
         assert response.status_code == 500
         assert comes_true(lambda: live.client.get("/health").status_code == 503)
         assert live.client.get("/health").json() == {"status": "failed"}
         refused = live.post("/v1/completions", **SHORT)
         assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "worker_failed"
+        assert refused.json()["error"]["code"] == "engine_failed"
 
 
 def test_health_reports_a_round_that_does_not_end(
@@ -91,10 +97,10 @@ def test_health_reports_a_round_that_does_not_end(
         ends.wait(PATIENCE)
         return []
 
-    monkeypatch.setattr(worker, "ROUND_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(texts, "ROUND_SECONDS_MAX", 0.05)
     with serving(endless) as live, ThreadPoolExecutor(1) as threads:
         with monkeypatch.context() as patch:
-            patch.setattr(Scheduler, "step", hangs)
+            patch.setattr(Passes, "run", hangs)
             asked = threads.submit(live.ok, "/v1/completions", **SHORT)
             assert comes_true(lambda: live.client.get("/health").status_code == 503)
             assert live.client.get("/health").json() == {"status": "stalled"}
@@ -130,8 +136,10 @@ N_TOP = 19  # log-probabilities that it asks for
 
 
 def is_bad(given: object) -> bool:
-    if isinstance(given, Generation):
-        return vars(given).get("seed") == SEED
+    if isinstance(given, PreparedText):
+        return given.seed == SEED
+    if isinstance(given, Generation) and "_prepared" in vars(given):
+        return vars(given)["_prepared"].seed == SEED
     if isinstance(given, Stats):
         return given.n_prompt == N_PROMPT
     if isinstance(given, int):
@@ -150,33 +158,31 @@ def test_an_error_in_any_step_fails_that_request_alone(
     works = getattr(owner, name)
 
     def fails(*args: Any, **options: Any) -> Any:
-        if options.get("seed") == SEED or any(map(is_bad, args)):
+        if any(map(is_bad, args)):
             raise Panic
         return works(*args, **options)
 
-    answered: dict[bool, list[RequestEvent]] = {True: [], False: []}
-    ran = worker.EngineWorker(two_slots, n_waiting_max=8, metrics=Metrics())
-    for bad, events in answered.items():
+    answered: dict[bool, list[ChoiceEvent]] = {True: [], False: []}
+    served = texts.Texts(two_slots, n_waiting_max=8, metrics=Metrics())
+
+    def ask(bad: bool) -> ParsedRequest:
         prompt = BAD if bad else two_slots.tokenize("hi")
         options = CheckedOptions.of({"temperature": 0, "max_tokens": 8})
-        seed = SEED if bad else 1
-        n_top = N_TOP if bad else 0
-        ran.submit(ParsedRequest([prompt], options, seed=seed, n_top=n_top), events.append)
+        return ParsedRequest([prompt], options, seed=SEED if bad else 1, n_top=N_TOP if bad else 0)
+
+    async def both() -> list[ApiError | None]:
+        return await asyncio.gather(*(written(served, ask(bad), answered[bad]) for bad in answered))
+
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fails)
-        ran.start()
-        assert comes_true(lambda: not ran.n_running and not ran.n_waiting)
-    assert ran.status == "ok"
-    end = answered[True][-1]
-    assert isinstance(end, worker.RequestEnded)
-    assert end.error is not None
-    assert end.error.status_code == 500
-    *_, finished, end = answered[False]
-    assert end == worker.RequestEnded(None)
-    assert isinstance(finished, worker.ChoiceFinished)
+        error, no_error = asyncio.run(both())
+    assert served.status == "ok"
+    assert error is not None
+    assert error.status_code == 500
+    assert no_error is None
+    *_, finished = answered[False]
+    assert isinstance(finished, ChoiceFinished)
     assert finished.completion.text == "abcdefgh"
-    ran.finish()
-    assert ran.join(PATIENCE)
 
 
 def test_logits_that_are_no_numbers_fail_that_request_alone(

@@ -208,7 +208,7 @@ def test_a_predicted_output_is_drafted_and_does_not_change_the_answer(
 
 def logprobs_of(engine: Engine, tokens: list[int]) -> list[float]:
     """Of all tokens but the first, one pass each."""
-    rows = scoring.logits(engine.pair, tokens[:1], tokens[1:], whose="target")
+    rows = scoring.logits(engine, tokens[:1], tokens[1:], whose="target")
     found = []
     for row, token in zip(rows, tokens[1:], strict=True):
         logits = row[0].astype(float)
@@ -280,7 +280,7 @@ def test_other_texts_go_on_while_a_prompt_is_scored(endless_file: Path) -> None:
     ):
         long = {"prompt": [5] * 19_000, "max_tokens": 0, "logprobs": 0, "echo": True}
         scored = pool.submit(live.post, "/v1/completions", **long)
-        assert comes_true(lambda: live.service.worker.n_running == 1)
+        assert comes_true(lambda: live.service.texts.n_running == 1)
         for _ in range(3):
             live.ok("/v1/completions", prompt="hi", max_tokens=1)
         assert not scored.done()

@@ -124,7 +124,7 @@ def test_drafts_are_coloured_errors_are_shown_and_escape_stops_the_text(
         page.fill("#tokens", "")
         page.fill("#prompt", "hi")
         page.keyboard.press("Enter")
-        assert comes_true(lambda: live.service.worker.n_running == 1)
+        assert comes_true(lambda: live.service.texts.n_running == 1)
         page.keyboard.press("Escape")
         assert live.is_free()
         page.wait_for_selector("text=stopped")
@@ -176,7 +176,7 @@ def test_an_error_is_seen_and_says_what_to_do(endless: Engine, open_page: OpenPa
         assert page.input_value("#prompt") == "hi"
         page.fill("#tokens", "")
         page.keyboard.press("Enter")
-        assert comes_true(lambda: live.service.worker.n_running == 1)
+        assert comes_true(lambda: live.service.texts.n_running == 1)
     page.wait_for_selector(".alarm >> nth=1")
     assert "is stopping" in page.locator(".alarm").last.inner_text()
     page.fill("#tokens", "40")

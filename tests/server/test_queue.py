@@ -22,8 +22,6 @@ import ggufspec
 from ggufspec.engine import logprobs
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.logprobs import logprobs_of
-from ggufspec.engine.options import CheckedOptions
-from ggufspec.server.events import ParsedRequest, RequestEvent
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}
@@ -41,7 +39,7 @@ def begin(live: Live, stack: ExitStack, **more: Any) -> httpx.Response:
     """A stream that has begun to write, and will not end by itself."""
     made = live.client.stream("POST", "/v1/completions", json={**ENDLESS, **more})
     response = stack.enter_context(made)
-    assert comes_true(lambda: live.service.worker.n_running == 1)
+    assert comes_true(lambda: live.service.texts.n_running == 1)
     return response
 
 
@@ -49,7 +47,7 @@ def begin(live: Live, stack: ExitStack, **more: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_the_worker_within_a_round(busy: Live, stream: bool) -> None:
+def test_a_client_that_goes_away_frees_the_engine_within_a_round(busy: Live, stream: bool) -> None:
     if stream:
         with ExitStack() as stack:
             begin(busy, stack)
@@ -62,24 +60,13 @@ def test_a_client_that_goes_away_frees_the_worker_within_a_round(busy: Live, str
     assert busy.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
 
 
-def test_a_cancelled_request_ends_with_its_round(busy: Live, endless: Engine) -> None:
-    events: list[RequestEvent] = []
-    request = ParsedRequest([endless.tokenize("hi")], CheckedOptions.of({"temperature": 0}))
-    queued = busy.service.worker.submit(request, events.append)
-    assert comes_true(lambda: len(events) > 2)
-    busy.service.worker.cancel(queued)
-    n_events = len(events)
-    assert busy.is_free()
-    assert len(events) - n_events <= 2, "the round in progress, and one that began meanwhile"
-
-
 def test_a_disconnected_client_leaves_the_queue(busy: Live) -> None:
     with ExitStack() as stack:
         begin(busy, stack)
         with busy.client.stream("POST", "/v1/completions", json=ENDLESS):
-            assert comes_true(lambda: busy.service.worker.n_waiting == 1)
-        assert comes_true(lambda: busy.service.worker.n_waiting == 0)
-        assert busy.service.worker.n_running == 1
+            assert comes_true(lambda: busy.service.texts.n_waiting == 1)
+        assert comes_true(lambda: busy.service.texts.n_waiting == 0)
+        assert busy.service.texts.n_running == 1
 
 
 def test_a_cancelled_prompt_is_not_processed_further(endless_file: Path) -> None:
@@ -87,10 +74,9 @@ def test_a_cancelled_prompt_is_not_processed_further(endless_file: Path) -> None
         ggufspec.load(endless_file, n_threads=1, n_ctx=100_000, n_batch=16, tuned=False) as engine,
         serving(engine) as live,
     ):
-        request = ParsedRequest([[5] * 60_000], CheckedOptions.of({}))
-        queued = live.service.worker.submit(request, lambda event: None)
-        assert comes_true(lambda: engine.pair.slots[0].target.n_held)
-        live.service.worker.cancel(queued)
+        with pytest.raises(httpx.ReadTimeout):
+            live.client.post("/v1/completions", json={"prompt": [5] * 60_000}, timeout=0.3)
+        assert engine.pair.slots[0].target.n_held
         assert live.is_free()
         assert live.metric("generated_tokens_total") == 0
         assert live.metric("prompt_tokens_total") == 0, "it was not processed to its end"
@@ -129,7 +115,7 @@ def test_an_internal_error_ends_one_request_only(
         raise ZeroDivisionError("a secret prompt in /a/path")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ggufspec.server.worker.Generation", broken)
+        patch.setattr("ggufspec.engine.handle.Generation", broken)
         response = live.post("/v1/completions", **BRIEF)
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "failed"
@@ -166,9 +152,9 @@ def test_at_shutdown_waiting_requests_fail_and_running_ones_have_time(endless: E
     heard: dict[str, httpx.Response] = {}
     with serving(endless, grace=0.3) as live, ThreadPoolExecutor(2) as threads:
         first = threads.submit(live.post, "/v1/completions", **ENDLESS)
-        assert comes_true(lambda: live.service.worker.n_running == 1)
+        assert comes_true(lambda: live.service.texts.n_running == 1)
         second = threads.submit(live.post, "/v1/completions", **{**ENDLESS, "stream": False})
-        assert comes_true(lambda: live.service.worker.n_waiting == 1)
+        assert comes_true(lambda: live.service.texts.n_waiting == 1)
         live.server.should_exit = True
         heard = {"runs": first.result(PATIENCE), "waits": second.result(PATIENCE)}
     assert heard["waits"].status_code == 503
@@ -198,7 +184,7 @@ def test_what_ends_in_time_ends_well(endless: Engine) -> None:
     with serving(endless, grace=10) as live, ThreadPoolExecutor(1) as threads:
         asked = {**BRIEF, "max_tokens": 1300}
         running = threads.submit(live.post, "/v1/completions", **asked)
-        assert comes_true(lambda: live.service.worker.n_running == 1)
+        assert comes_true(lambda: live.service.texts.n_running == 1)
         live.server.should_exit = True
         assert running.result(PATIENCE).json()["choices"][0]["text"] == LETTERS * 50
 
@@ -287,10 +273,10 @@ def test_a_second_ctrl_c_does_not_wait(endless_file: Path) -> None:
 
 STUCK = """
 import time
-from ggufspec.engine.scheduler import Scheduler
+from ggufspec.engine.passes import Passes
 from ggufspec.server import uvicorn_server
 uvicorn_server.AFTER_GRACE_SECONDS = 0.2
-Scheduler.step = lambda *_: time.sleep(60)
+Passes.run = lambda *_: time.sleep(60)
 """
 
 

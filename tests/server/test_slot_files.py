@@ -22,7 +22,7 @@ from ggufspec.engine import session_file
 from ggufspec.engine.engine import Engine
 from ggufspec.server.errors import ApiError
 from ggufspec.server.service import ServerOptions, make_service
-from ggufspec.server.worker import EngineWorker
+from ggufspec.server.texts import Texts
 
 PROMPT = prompt_of(1)
 OTHER = prompt_of(2)
@@ -193,7 +193,7 @@ def test_a_slot_in_use_is_saved_once_its_text_is_over(engine: Engine, folder: Pa
     with running(engine, folder) as live, ThreadPoolExecutor(3) as pool:
         slots = live.engine.pair.slots
         texts = [pool.submit(write, live, prompt_of(i, 20), 230) for i in (1, 2)]
-        while not all(slot.n_users for slot in slots):
+        while not all(slot.is_used for slot in slots):
             time.sleep(0.001)
         saved = live.ok("/slots/0?action=save", filename="a")
         assert saved["n_saved"] >= 249
@@ -204,24 +204,24 @@ def test_a_slot_in_use_is_saved_once_its_text_is_over(engine: Engine, folder: Pa
 def test_a_slot_in_use_for_too_long_is_not_waited_for(
     engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EngineWorker, "call", lambda *_: Future())  # never done
+    monkeypatch.setattr(Texts, "call", lambda *_: Future())  # never done
     with running(engine, folder, timeout=0.1) as live:
         response = live.post("/slots/0?action=erase")
     assert response.status_code == 504
     assert "--timeout" in response.json()["error"]["message"]
 
 
-def test_work_that_waits_fails_once_the_server_stops(engine: Engine) -> None:
-    worker = make_service(engine, ServerOptions("tiny")).worker  # it has not started
-    waiting = worker.call(engine.pair.slots[0], lambda: 1)
-    worker.finish()
+def test_a_server_that_stops_takes_no_work(engine: Engine) -> None:
+    texts = make_service(engine, ServerOptions("tiny")).texts
+    assert texts.call(engine.pair.slots[0], lambda: 1).result(PATIENCE) == 1
+    texts.finish()
     with pytest.raises(ApiError, match="stopping"):
-        waiting.result(0)
-    with pytest.raises(ApiError, match="stopping"):
-        worker.call(engine.pair.slots[0], lambda: 1)
+        texts.call(engine.pair.slots[0], lambda: 1)
 
 
-def test_files_are_read_outside_of_the_worker(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_outside_of_the_engines_thread(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Texts go on while gigabytes are read."""
     names: list[str] = []
     real = session_file.read
@@ -236,4 +236,4 @@ def test_files_are_read_outside_of_the_worker(live: Live, monkeypatch: pytest.Mo
     live.ok(f"/slots/{slot}?action=save", filename="a")
     live.ok("/slots/0?action=restore", filename="a")
     assert names
-    assert "ggufspec-worker" not in names
+    assert "ggufspec" not in names

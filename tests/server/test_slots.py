@@ -6,19 +6,19 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from patience import PATIENCE
+from patience import held
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
+from ggufspec.engine.handle import Handle
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.server.events import ParsedRequest, RequestEnded, RequestEvent
-from ggufspec.server.service import ServerOptions, make_service
 
 N_SLOTS = 3
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}
@@ -62,7 +62,7 @@ def test_many_at_a_time_are_answered_as_each_alone(wide: Live) -> None:
             found = wide.ok("/v1/completions", **body)["choices"][0]["text"]
         else:
             found = said(events_of(wide.post("/v1/completions", **body, stream=True)))
-        most.append(wide.service.worker.n_running)
+        most.append(wide.service.texts.n_running)
         return prompt, found
 
     with ThreadPoolExecutor(12) as threads:
@@ -88,7 +88,7 @@ def test_the_texts_of_a_request_are_those_of_their_seeds(wide: Live, stream: boo
 
 
 def test_as_many_run_as_there_are_slots_and_the_next_begins_when_one_leaves(busy: Live) -> None:
-    worker = busy.service.worker
+    worker = busy.service.texts
     with ExitStack() as rest:
         first = ExitStack()
         begin(busy, first)
@@ -109,7 +109,7 @@ def test_as_many_run_as_there_are_slots_and_the_next_begins_when_one_leaves(busy
 
 
 def test_a_full_queue_sends_retry_after(busy: Live) -> None:
-    worker = busy.service.worker
+    worker = busy.service.texts
     with ExitStack() as stack:
         for n in range(1, N_SLOTS + 3):
             begin(busy, stack)
@@ -134,26 +134,26 @@ def test_a_short_prompt_does_not_wait_for_long_ones(
     endless_file: Path, seconds_before: float, wanted: list[str]
 ) -> None:
     ended: list[str] = []
-
-    def note(name: str, event: RequestEvent) -> None:
-        if isinstance(event, RequestEnded):
-            ended.append(name)
-
     how: dict[str, Any] = {"n_slots": N_SLOTS, "n_threads": 1, "n_ctx": 5000, "n_batch": 256}
     with ggufspec.load(endless_file, tuned=False, **how) as engine:
-        worker = make_service(engine, ServerOptions(alias="tiny")).worker
         options = CheckedOptions.of({"max_tokens": 2})
+        handles: list[Handle] = []
         for name, n_prompt in (("longer", 4000), ("long", 3000), ("short", 8)):
             other = engine.tokenize(name)[-1:]  # no prompt begins as another does
-            request = ParsedRequest([other * n_prompt], options)
-            queued = worker.submit(request, partial(note, name))
+            text = engine.prepare(other * n_prompt, options)
             if name == "longer":
-                queued.arrived_at -= seconds_before
-        worker.start()
+                text = replace(text, turn=text.turn - seconds_before)
+            handles.append(Handle(text, on_news=partial(note_end, name, ended)))
+        with held(engine):
+            for handle in handles:
+                engine.scheduler.submit(handle)
         assert comes_true(lambda: len(ended) == 3, 60)
-        worker.finish()
-        assert worker.join(PATIENCE)
     assert ended == wanted
+
+
+def note_end(name: str, ended: list[str], handle: Handle) -> None:
+    if handle.ended.is_set():
+        ended.append(name)
 
 
 def test_a_request_of_many_texts_shares_no_slot_with_the_next(busy: Live) -> None:
@@ -167,7 +167,7 @@ def test_a_request_of_many_texts_shares_no_slot_with_the_next(busy: Live) -> Non
             if line.startswith("data:"):
                 indices.add(json.loads(line[5:])["choices"][0]["index"])
         other = begin(busy, stack, max_tokens=30)
-        assert comes_true(lambda: busy.service.worker.n_running == 2)
+        assert comes_true(lambda: busy.service.texts.n_running == 2)
         others = other.iter_lines()
         assert [next(others) for _ in range(8)] == [": waiting", ""] * 4
         first.close()

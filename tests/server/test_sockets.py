@@ -120,14 +120,14 @@ def test_requests_in_a_row_are_answered_after_the_client_half_closed(live: Live)
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_client_that_closes_its_socket_frees_the_worker(endless: Engine, version: bytes) -> None:
+def test_a_client_that_closes_its_socket_frees_the_engine(endless: Engine, version: bytes) -> None:
     """Although it looks half-closed until something is sent to it."""
     body = b'{"prompt": "hi"}'
     head = HEAD.replace(b"1.1", version) + b"Content-Length: %d\r\n\r\n" % len(body)
     with serving(endless) as live:
         with socket.create_connection(live.address, timeout=PATIENCE) as connection:
             connection.sendall(head + body)
-            assert comes_true(lambda: live.service.worker.n_running == 1)
+            assert comes_true(lambda: live.service.texts.n_running == 1)
         assert live.is_free()
         assert live.metric('generations_total{outcome="cancelled"}') == 1
         assert works(live)
@@ -142,7 +142,7 @@ def test_a_client_that_does_not_read_is_cut_off(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(live.address)
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        assert comes_true(lambda: live.service.worker.n_running == 1)
+        assert comes_true(lambda: live.service.texts.n_running == 1)
         assert live.is_free()
         assert works(live)
 

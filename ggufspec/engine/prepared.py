@@ -1,0 +1,70 @@
+"""What a text needs before it is queued; its caller works it out, beside the passes of others."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.drafting import strategies as drafters
+from ggufspec.engine.constraints import sampling_of
+from ggufspec.engine.logprobs import TokenLogprobs
+from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.pair import Pair
+
+# A prompt that is k tokens shorter goes first if it arrives less than k times this many seconds
+# later. A large model on a CPU takes about this long for a token.
+_SECONDS_OVERTAKEN = 0.03
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A prompt with options that the pair can follow. Its constraint serves one text only.
+
+    `n_top`: chunks have log-probabilities of their tokens and of the `n_top` likeliest tokens at
+    each position, before sampling, from the logits that verify the draft; None: no
+    log-probabilities. `prompt_logprobs`: the known log-probabilities of a prefix of the prompt (at
+    least one token); those of the other tokens are computed. Needs `n_top`.
+    """
+
+    tokens: Sequence[int]  # as Engine.tokenize returns them
+    options: CheckedOptions
+    sampling: Sampling  # with the constraint, compiled
+    n_draft: int  # the most tokens that a round may draft
+    n_leaves: int  # the most leaves of a draft; 1: chains only
+    prediction: Sequence[int]
+    seed: int
+    turn: float  # texts are begun, and prompts read, in this order
+    n_top: int | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
+
+
+def prepared(
+    pair: Pair,
+    tokens: Sequence[int],
+    options: CheckedOptions,
+    *,
+    n_top: int | None = None,
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+) -> PreparedText:
+    """Compile the constraint, and check what depends on the pair. Raises OptionError, ClosedError.
+
+    The first constraint of a vocabulary reads all its tokens, with progress.
+    """
+    drafters.uses_model(options.drafter_name(has_draft=pair.draft is not None))  # or it is unknown
+    heard = options.progress and partial(options.progress, "vocabulary")
+    return PreparedText(
+        tokens,
+        options,
+        sampling_of(options, pair.vocab, len(tokens), heard),
+        pair.n_draft(options),
+        pair.n_leaves(options),
+        pair.prediction(options),
+        secrets.randbits(32) if options.seed is None else options.seed,
+        perf_counter() + _SECONDS_OVERTAKEN * len(tokens),
+        n_top,
+        prompt_logprobs,
+    )
