@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from threading import Event
+from contextlib import suppress
+from threading import Lock
 from weakref import ref
 
 from ggufspec.common.failures import log_failure
@@ -15,13 +16,29 @@ from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.text import Chunk, Completion
 
 # Windows does not interrupt a thread that waits.
-_SECONDS_WAITED = 0.05 if sys.platform == "win32" else None
+_SECONDS_WAITED = 0.05 if sys.platform == "win32" else -1
 
 
-def wait(event: Event) -> None:
-    """Wait for an event; Ctrl-C interrupts it."""
-    while not event.wait(_SECONDS_WAITED):
-        pass
+class Signal:
+    """Wakes one of the threads that wait for it, which Ctrl-C may interrupt at any moment.
+
+    An interrupted threading.Event could keep its lock, which code in Python takes: `set` would then
+    wait forever.
+    """
+
+    def __init__(self) -> None:
+        self._unset = Lock()
+        self._unset.acquire()
+
+    def set(self) -> None:
+        """End the present or the next `wait`."""
+        with suppress(RuntimeError):  # it is set
+            self._unset.release()
+
+    def wait(self) -> None:
+        """Wait until it is set, and unset it."""
+        while not self._unset.acquire(timeout=_SECONDS_WAITED):
+            pass
 
 
 class Handle:
@@ -46,7 +63,7 @@ class Handle:
         self.is_cancelled = False
         self.owner: ref[object] | None = None  # once it is dropped, nobody waits for the text
         self.error: BaseException | None = None  # why it ended early
-        self.ended = Event()
+        self.has_ended = False
 
     @property
     def is_unwanted(self) -> bool:
@@ -68,7 +85,7 @@ class Handle:
     def end(self, error: BaseException | None) -> None:
         """No more chunks follow. The error of a cancelled text interests nobody."""
         self.error = None if self.is_unwanted else error
-        self.ended.set()
+        self.has_ended = True
         self.tell()
 
     def take(self) -> Chunk | None:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, TypeVar, Union
 from weakref import WeakSet, ref
 
 from ggufspec.common.failures import LOG
-from ggufspec.engine.handle import Handle, wait
+from ggufspec.engine.handle import Handle, Signal
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.passes import Passes
 from ggufspec.errors import ClosedError, OptionError, PassStopped
@@ -25,10 +25,23 @@ _SECONDS_AT_EXIT = 10.0  # for a pass on a GPU, which cannot be stopped
 T = TypeVar("T")
 
 
-class _Job(NamedTuple):
-    work: Callable[[], Any]
-    done: Future[Any]
-    may_begin: Callable[[], bool]
+class _Job:
+    """Work that is no text."""
+
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        may_begin: Callable[[], bool] | None,
+        on_end: Callable[[_Job], object],
+    ) -> None:
+        self.work, self.may_begin, self.on_end = work, may_begin or (lambda: True), on_end
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.has_ended = self.is_cancelled = False
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.error, self.has_ended = error, True
+        self.on_end(self)
 
 
 # A text or work; or nothing, or a dead reference: the thread looks at what has changed.
@@ -78,26 +91,44 @@ class Scheduler:
     def call(self, work: Callable[[], T], may_begin: Callable[[], bool] | None = None) -> Future[T]:
         """Have the thread call `work` between two rounds, once `may_begin` returns True.
 
-        Raises ClosedError, OptionError.
+        Not for the main thread, where Ctrl-C could leave a Future locked. Raises ClosedError,
+        OptionError.
         """
-        job = _Job(work, Future[T](), may_begin or (lambda: True))
+        done = Future[T]()
+
+        def tell(job: _Job) -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            if job.error is None:
+                done.set_result(job.result)
+            else:
+                done.set_exception(job.error)
+
+        job = _Job(work, may_begin, tell)
+        done.add_done_callback(lambda done: setattr(job, "is_cancelled", done.cancelled()))
         self._put(job)
-        return job.done
+        return done
 
     def run(self, work: Callable[[], T], may_begin: Callable[[], bool] | None = None) -> T:
         """The result of `work`, called as by `call`. Ctrl-C ends its passes."""
-        done, event = self.call(work, may_begin), threading.Event()
-        done.add_done_callback(lambda _: event.set())
+        ended = Signal()
+        job = _Job(work, may_begin, lambda _: ended.set())
+        self._put(job)
         try:
-            wait(event)
+            ended.wait()
         except BaseException:
-            if not done.cancel():
-                with self._lock:
-                    if self._job is not None and self._job.done is done:
-                        self._stop_pass(True)
-                wait(event)
+            job.is_cancelled = True
+            with self._lock:
+                if self._job is job:
+                    self._stop_pass(True)
+            self._commands.put(None)
+            while not job.has_ended:
+                ended.wait()
             raise
-        return done.result()
+        if job.error is not None:
+            raise job.error
+        result: T = job.result
+        return result
 
     def check(self) -> None:
         """Raise ClosedError where no text can be written, and what `check_wait` raises."""
@@ -211,24 +242,26 @@ class Scheduler:
             handle.end(None)
 
     def _do_job(self) -> None:
-        job = next((each for each in self._jobs if each.may_begin()), None)
+        job = next((each for each in self._jobs if each.is_cancelled or each.may_begin()), None)
         if job is None:
             return
         self._jobs.remove(job)
-        if not job.done.set_running_or_notify_cancel():
+        if job.is_cancelled:
+            job.end()
             return
         with self._lock:
             self._job = job
             self._stop_pass(self._error is not None)
+        found: BaseException | None = None
         try:
-            job.done.set_result(job.work())
+            job.result = job.work()
         except PassStopped:
-            job.done.set_exception(self._closed())
+            found = self._closed()
         except BaseException as error:
-            job.done.set_exception(error)
-        finally:
-            with self._lock:
-                self._job = None
+            found = error
+        with self._lock:
+            self._job = None
+        job.end(found)
 
     def _begin_texts(self) -> None:
         while self._waiting and self._pair.slots.free:
@@ -283,8 +316,7 @@ class Scheduler:
         for handle in self._waiting:
             handle.end(self._closed())
         for job in self._jobs:
-            if job.done.set_running_or_notify_cancel():
-                job.done.set_exception(self._closed())
+            job.end(self._closed())
         self._waiting, self._jobs = [], []
 
 

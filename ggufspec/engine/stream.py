@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
-from threading import Event
 
 from ggufspec.decoding.types import Round
-from ggufspec.engine.handle import Handle, wait
+from ggufspec.engine.handle import Handle, Signal
 from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.text import Chunk, Completion, FinishReason
@@ -24,22 +23,20 @@ class Stream(Iterator[Chunk]):
     def __init__(self, scheduler: Scheduler, text: PreparedText) -> None:
         """Submit the text. Raises ClosedError; OptionError in a progress callback."""
         self._scheduler = scheduler
-        self.handle = Handle(text)
-        self._news: Event | None = None  # made when chunks are first waited for
+        self._news = Signal()
+        self.handle = Handle(text, on_news=partial(_set_at_end, self._news))
         scheduler.submit(self.handle, self)
 
     def __next__(self) -> Chunk:
-        if self._news is None:
-            self._news = Event()
+        if (chunk := self.poll()) is None:
             self.handle.on_news = partial(_set, self._news)
-        while (chunk := self.poll()) is None:
-            self._wait(self._news)
-            self._news.clear()
+            while (chunk := self.poll()) is None:
+                self._wait()
         return chunk
 
     def poll(self) -> Chunk | None:
         """The next chunk; None: there is none yet. Raises StopIteration, and the text's error."""
-        has_ended = self.handle.ended.is_set()  # read first: chunks may be added until then
+        has_ended = self.handle.has_ended  # read first: chunks may be added until then
         if (chunk := self.handle.take()) is not None or not has_ended:
             return chunk
         if (error := self.handle.take_error()) is not None:
@@ -48,21 +45,24 @@ class Stream(Iterator[Chunk]):
 
     def finish(self) -> Completion:
         """Wait for the end of the text, without its chunks. Raises what `generate` raises."""
-        self.handle.on_news = None
-        self._wait(self.handle.ended)
+        self.handle.on_news = partial(_set_at_end, self._news)
+        while not self.handle.has_ended:
+            self._wait()
         if (error := self.handle.take_error()) is not None:
             raise error
         while self.handle.take() is not None:
             pass
         return self.completion
 
-    def _wait(self, event: Event) -> None:
+    def _wait(self) -> None:
         self._scheduler.check_wait()
         try:
-            wait(event)
+            self._news.wait()
         except BaseException:  # such as Ctrl-C
             self.close()
             raise
+        if self.handle.has_ended:
+            self._news.set()  # for other threads that wait
 
     @property
     def completion(self) -> Completion:
@@ -91,7 +91,7 @@ class Stream(Iterator[Chunk]):
 
     def end_soon(self) -> None:
         """End the text within a round, without waiting."""
-        if not self.handle.ended.is_set():
+        if not self.handle.has_ended:
             self._scheduler.cancel(self.handle)
 
     def close(self) -> None:
@@ -99,10 +99,12 @@ class Stream(Iterator[Chunk]):
 
         The chunks so far can still be taken. Raises OptionError in a progress callback.
         """
-        if not self.handle.ended.is_set():
+        if not self.handle.has_ended:
             self._scheduler.check_wait()
             self.end_soon()
-            wait(self.handle.ended)
+            while not self.handle.has_ended:
+                self._news.wait()
+            self._news.set()
 
     def __enter__(self) -> Stream:
         return self
@@ -137,7 +139,7 @@ class AsyncStream(AsyncIterator[Chunk]):
     async def finish(self) -> Completion:
         """Wait for the end of the text, without its chunks. Raises what `generate` raises."""
         stream = await self._begun(only_end=True)
-        while not stream.handle.ended.is_set():
+        while not stream.handle.has_ended:
             await self._wait(stream)
         return stream.finish()
 
@@ -148,7 +150,7 @@ class AsyncStream(AsyncIterator[Chunk]):
         loop, news = asyncio.get_running_loop(), self._news
 
         def tell(handle: Handle) -> None:
-            if not only_end or handle.ended.is_set():
+            if not only_end or handle.has_ended:
                 loop.call_soon_threadsafe(news.set)
 
         self._stream.handle.on_news = tell
@@ -192,19 +194,18 @@ def write_all(
     """
     written: dict[int, Completion] = {}
     opened: dict[int, Handle] = {}
-    news = Event()
+    news = Signal()
 
     def await_room(n_most: int) -> None:
         while True:
-            for i, handle in [each for each in opened.items() if each[1].ended.is_set()]:
+            for i, handle in [each for each in opened.items() if each[1].has_ended]:
                 if (error := handle.take_error()) is not None:
                     raise error
                 written[i] = handle.completion
                 del opened[i]
             if len(opened) <= n_most:
                 return
-            wait(news)
-            news.clear()
+            news.wait()
 
     try:
         for i, text in enumerate(texts):
@@ -216,15 +217,15 @@ def write_all(
     finally:
         for handle in opened.values():
             scheduler.cancel(handle)
-        for handle in opened.values():
-            wait(handle.ended)
+        while not all(handle.has_ended for handle in opened.values()):
+            news.wait()
     return [written[i] for i in sorted(written)]
 
 
-def _set(news: Event, handle: Handle) -> None:
+def _set(news: Signal, handle: Handle) -> None:
     news.set()
 
 
-def _set_at_end(news: Event, handle: Handle) -> None:
-    if handle.ended.is_set():
+def _set_at_end(news: Signal, handle: Handle) -> None:
+    if handle.has_ended:
         news.set()

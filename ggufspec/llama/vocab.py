@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
+from time import sleep
 
 import llama_cpp
 
@@ -19,6 +20,7 @@ from ggufspec.llama.breakers import Words, breakers_of
 from ggufspec.structured.constraint import TokenTable
 
 _PROGRESS_EVERY = 4096  # tokens
+_SECONDS_BETWEEN = 0.001  # while the last calls end
 
 _MOST_BREAKERS = 16  # sets of texts that are kept
 
@@ -40,8 +42,9 @@ class Vocab:
 
     def __init__(self, model: int) -> None:
         self._pointer: int | None = llama_cpp.llama_model_get_vocab(model)
-        self._changed = threading.Condition()
-        self._n_users = 0  # threads in its functions
+        # The running calls of its functions. Not counted under a Condition: if Ctrl-C comes while
+        # the main thread takes that, it stays locked, and the engine's thread waits forever.
+        self._users: set[object] = set()
         self._tabling = threading.Lock()
         self._table: TokenTable | None = None
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
@@ -64,9 +67,9 @@ class Vocab:
 
     def close(self) -> None:
         """Called before the model is freed: waits for other threads that use the vocabulary."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._n_users)
-            self._pointer = None
+        self._pointer = None
+        while self._users:
+            sleep(_SECONDS_BETWEEN)
 
     @property
     def has_added_tokens(self) -> bool:
@@ -159,14 +162,12 @@ class Vocab:
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         """Keeps `close` from freeing the vocabulary; several threads may use it at a time."""
-        with self._changed:
-            self._n_users += 1
+        user = object()
         try:
+            self._users.add(user)
             yield
         finally:
-            with self._changed:
-                self._n_users -= 1
-                self._changed.notify_all()
+            self._users.discard(user)
 
     def _parts(self, text: str) -> list[str]:
         """A text in parts, each but the last of which ends with the name of a special token.

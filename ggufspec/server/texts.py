@@ -201,7 +201,7 @@ class Texts:
     def _close(self, request: _Request, outcome: str) -> None:
         request.pending.clear()
         for choice in request.choices:
-            if not choice.handle.ended.is_set():
+            if not choice.handle.has_ended:
                 self._scheduler.cancel(choice.handle)
         self._open.remove(request)
         self._n_ended += 1
@@ -242,7 +242,7 @@ class Texts:
     def _heard(self, request: _Request, handle: Handle) -> None:
         """There are chunks, or the text has ended."""
         request.news.set()
-        if handle.ended.is_set() and request not in self._open:
+        if handle.has_ended and request not in self._open:
             self._observe(handle)
 
     def _observe(self, handle: Handle) -> None:
@@ -255,7 +255,7 @@ class Texts:
         found: list[ChoiceEvent] = []
         for choice in list(request.choices):
             handle = choice.handle
-            has_ended = handle.ended.is_set()  # read first: chunks may be added until then
+            has_ended = handle.has_ended  # read first: chunks may be added until then
             found += self._echo(request, choice)
             while (chunk := handle.take()) is not None:
                 if not choice.index and not request.has_tokens:

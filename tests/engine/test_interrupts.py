@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 import tiny
 from head_pairs import Interrupted
-from patience import PATIENCE, at_most, ctrl_c_in_a_batch, in_child_of_a_fork
+from patience import PATIENCE, at_most, comes_true, ctrl_c_in_a_batch, in_child_of_a_fork
 
 import ggufspec
 from ggufspec.llama.threadpool import are_needed
@@ -54,6 +57,36 @@ def test_ctrl_c_at_any_moment_leaves_an_engine_that_writes(
                 break
             assert engine.generate("another", **SHORT).tokens == expected, interrupted.where
     assert at > 100
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_hundreds_of_ctrl_c_leave_no_lock_behind(tmp_path: Path) -> None:
+    """Also between two instructions of Python, where its Condition would stay locked."""
+    uses: list[Callable[[ggufspec.Engine], object]] = [
+        lambda engine: engine.generate("hello", **SHORT),
+        lambda engine: list(engine.stream("hello", **SHORT)),
+        lambda engine: engine.generate_batch(["hello", "another"], **SHORT),
+        lambda engine: engine.forget(),
+    ]
+    draw = random.Random(5)
+    path = tiny.write_llama(tmp_path / "model.gguf")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    n_heard = 0
+    try:
+        with ggufspec.load(path, n_ctx=64, n_slots=2, n_threads=1) as engine:
+            for _ in range(600):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-6 + draw.random() * 0.002)
+                    draw.choice(uses)(engine)
+                    time.sleep(0.01)
+                except KeyboardInterrupt:
+                    n_heard += 1
+            assert comes_true(lambda: len(engine.pair.slots.free) == 2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert n_heard > 500, "the others came where nothing gets out, such as __del__"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")

@@ -331,6 +331,15 @@ def test_a_text_waits_for_a_slot_and_may_be_given_up_before(engine: Engine) -> N
         each.close()
 
 
+def test_a_stream_can_be_closed_while_another_thread_takes_its_chunks(engine: Engine) -> None:
+    with ThreadPoolExecutor(1) as threads, engine.stream(PROMPTS[0], **ENDLESS) as stream:
+        reading = threads.submit(list, stream)
+        assert comes_true(lambda: stream.rounds)
+        stream.close()
+        assert reading.result(PATIENCE)
+    assert is_free(engine)
+
+
 def test_the_texts_of_one_request_do_not_keep_others_waiting(engine: Engine) -> None:
     begun: list[int] = []
     handles: list[Handle] = []
@@ -342,7 +351,7 @@ def test_the_texts_of_one_request_do_not_keep_others_waiting(engine: Engine) -> 
             handles.append(Handle(text, group=request if i < 2 * N_SLOTS else None))
             engine.scheduler.submit(handles[-1])
     for each in handles:
-        assert each.ended.wait(PATIENCE)
+        assert comes_true(lambda each=each: each.has_ended)
     assert list(dict.fromkeys(begun)).index(2 * N_SLOTS) < N_SLOTS, "it was the last to come"
 
 

@@ -152,7 +152,7 @@ def test_a_short_prompt_does_not_wait_for_long_ones(
 
 
 def note_end(name: str, ended: list[str], handle: Handle) -> None:
-    if handle.ended.is_set():
+    if handle.has_ended:
         ended.append(name)
 
 
