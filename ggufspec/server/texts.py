@@ -80,6 +80,8 @@ class Texts:
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
         self._open: list[_Request] = []
+        self._told: deque[tuple[_Request, Handle]] = deque()  # not heard yet
+        self._woken: asyncio.AbstractEventLoop | None = None  # will hear soon
         self._is_stopping = False
         self._n_ended = 0
         self._ended_seconds = 0.0
@@ -219,8 +221,7 @@ class Texts:
                 if is_prepared
                 else await run_in_threadpool(self._prepared, parsed, index)
             )
-            tell = partial(_tell, loop, partial(self._heard, request))
-            handle = Handle(text, group=request, on_news=tell)
+            handle = Handle(text, group=request, on_news=partial(self._tell, loop, request))
             echo = None if parsed.echo is None else parsed.echo[index // parsed.n]
             request.choices.append(_Choice(index, handle, echo))
             self._scheduler.submit(handle)
@@ -239,11 +240,21 @@ class Texts:
         seed = parsed.first.seed if options.seed is None else options.seed
         return replace(parsed.first, options=options, seed=seed, n_top=n_top, prompt_logprobs=known)
 
-    def _heard(self, request: _Request, handle: Handle) -> None:
-        """There are chunks, or the text has ended."""
-        request.news.set()
-        if handle.has_ended and request not in self._open:
-            self._observe(handle)
+    def _tell(self, loop: asyncio.AbstractEventLoop, request: _Request, handle: Handle) -> None:
+        """In the engine's thread: there are chunks, or the text has ended."""
+        self._told.append((request, handle))
+        if self._woken is not loop:  # once for all texts of a pass: waking a loop takes long
+            self._woken = loop
+            with suppress(RuntimeError):  # it is closed, so all connections are
+                loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        self._woken = None
+        while self._told:
+            request, handle = self._told.popleft()
+            request.news.set()
+            if handle.has_ended and request not in self._open:
+                self._observe(handle)
 
     def _observe(self, handle: Handle) -> None:
         stats = handle.completion.stats
@@ -283,11 +294,6 @@ class Texts:
         (text, ends), choice.echo = choice.echo, None
         choice.n_echoed = len(text)
         return [ChoiceDelta(choice.index, text, tokens, [False] * len(tokens), found, ends)]
-
-
-def _tell(loop: asyncio.AbstractEventLoop, hear: Callable[[Handle], None], handle: Handle) -> None:
-    with suppress(RuntimeError):  # the event loop is closed, so all connections are
-        loop.call_soon_threadsafe(hear, handle)
 
 
 def _timed_out(seconds: float) -> ApiError:
