@@ -355,6 +355,8 @@ def meta_text(model: int, key: str) -> str:
 
 def check_tokens(tokens: Sequence[int], vocab: Vocab) -> None:
     """Raise PromptError for a token id outside the vocabulary."""
+    if 0 <= min(tokens, default=0) <= max(tokens, default=0) < vocab.n_tokens:
+        return
     for i, token in enumerate(tokens):
         if not 0 <= token < vocab.n_tokens:
             raise PromptError(

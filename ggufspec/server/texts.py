@@ -146,11 +146,11 @@ class Texts:
                     timer.cancel()
                     if loop.time() >= timer.when():
                         yield ()
-        except (ClientDisconnect, asyncio.CancelledError, GeneratorExit):
+        except (ApiError, ClientDisconnect, asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # a Rust panic is not an Exception
             outcome = "failed"
-            if not isinstance(error, (GgufspecError, ApiError)):
+            if not isinstance(error, GgufspecError):
                 log_error("a request failed", error)
             raise api_error_of(error) from error
         finally:
@@ -254,7 +254,9 @@ class Texts:
             request, handle = self._told.popleft()
             request.news.set()
             if handle.has_ended and request not in self._open:
-                self._observe(handle)
+                for choice in [each for each in request.choices if each.handle is handle]:
+                    request.choices.remove(choice)
+                    self._observe(handle)
 
     def _observe(self, handle: Handle) -> None:
         stats = handle.completion.stats

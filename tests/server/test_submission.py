@@ -1,18 +1,21 @@
-"""A stream with many events does not delay a timeout or the detection of a disconnect."""
+"""Events of requests: how they end, and what is counted of them."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from typing import Any
 
 import pytest
+from serving import written
 from starlette.requests import ClientDisconnect
 
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.handle import Handle
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.server.errors import ApiError
-from ggufspec.server.events import ParsedRequest
+from ggufspec.server.events import ChoiceEvent, ParsedRequest
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.texts import Texts
 
@@ -44,3 +47,29 @@ def test_many_events_do_not_delay_the_end(
         return -1
 
     assert 0 <= asyncio.run(read()) < 10
+
+
+def test_a_text_is_counted_once_although_its_end_is_heard_twice(
+    endless: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = Handle.tell
+
+    def twice(handle: Handle) -> None:
+        """As when the text has ended before its last chunks are heard of."""
+        tell(handle)
+        if handle.has_ended:
+            time.sleep(0.05)  # the request ends meanwhile
+            tell(handle)
+
+    monkeypatch.setattr(Handle, "tell", twice)
+    metrics = Metrics()
+    texts = Texts(endless, n_waiting_max=1, metrics=metrics)
+    options = CheckedOptions.of({"temperature": 0, "max_tokens": 20})
+
+    async def read() -> None:
+        found: list[ChoiceEvent] = []
+        assert await written(texts, ParsedRequest([endless.tokenize("hi")], options), found) is None
+        await asyncio.sleep(0.2)
+
+    asyncio.run(read())
+    assert metrics.registry.get_sample_value("ggufspec_generated_tokens_total") == 20
