@@ -93,7 +93,3 @@ class CacheError(GgufspecError):
 
 class ClosedError(GgufspecError):
     """An engine, model or other object was used after it was closed."""
-
-
-class PassStopped(BaseException):
-    """A pass was ended because nobody waits for its text any more; never seen by users."""

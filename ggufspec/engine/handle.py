@@ -61,7 +61,7 @@ class Handle:
         self.on_news = on_news
         self.generation: Generation | None = None  # None: it has not begun
         self.is_cancelled = False
-        self.owner: ref[object] | None = None  # once it is dropped, nobody waits for the text
+        self.owner: ref[object] | None = None  # once it is dropped, the text is unwanted
         self.error: BaseException | None = None  # why it ended early
         self.has_ended = False
 
@@ -83,7 +83,7 @@ class Handle:
                 log_failure("the consumer of a text was not notified", error)
 
     def end(self, error: BaseException | None) -> None:
-        """No more chunks follow. The error of a cancelled text interests nobody."""
+        """No more chunks follow. The error of an unwanted text is dropped."""
         self.error = None if self.is_unwanted else error
         self.has_ended = True
         self.tell()

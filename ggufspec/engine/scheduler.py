@@ -16,7 +16,8 @@ from ggufspec.common.failures import LOG
 from ggufspec.engine.handle import Handle, Signal
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.passes import Passes
-from ggufspec.errors import ClosedError, OptionError, PassStopped
+from ggufspec.errors import ClosedError, OptionError
+from ggufspec.llama.hidden_states import PassStopped
 from ggufspec.llama.threadpool import end_threads
 
 _SECONDS_WARM = 0.05  # after the last text, until the threads of OpenMP end

@@ -13,18 +13,11 @@ from numpy.typing import NDArray
 from ggufspec import _native
 from ggufspec.common.facts import counted
 from ggufspec.decoding.types import Logits, token_array
-from ggufspec.errors import (
-    ClosedError,
-    DecodeError,
-    ModelError,
-    OptionError,
-    OutOfMemoryError,
-    PassStopped,
-)
+from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import context_options
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
-from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, addresses
+from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, PassStopped, addresses
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.llama.state import State, set_state, state_of
@@ -246,9 +239,8 @@ class Context:
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; `other` computes in its own thread.
 
-        Not for a head or its target. With shared pools, one after the other. Raises DecodeError,
-        PassStopped and KeyboardInterrupt, which stop both; a sequence then holds all of its new
-        tokens or none.
+        Not for a head or its target. With shared pools, one after the other. Raises what
+        `decode` raises, which stops both; a sequence then holds all of its new tokens or none.
         """
         if self.pools.excludes(other.pools):
             self.decode_together(parts)

@@ -144,6 +144,10 @@ def _rows(address: int | None, n_rows: int, width: int) -> Hidden:
     return _native.rows_at(address, n_rows, width)
 
 
+class PassStopped(BaseException):
+    """A pass was ended by `Context.stop`, since its text is no longer wanted."""
+
+
 class BatchPart(NamedTuple):
     """One sequence in a batch: new tokens, and logits for the last `n_rows` of them.
 

@@ -81,7 +81,7 @@ class ThreadCount:
     Passes over few tokens: compares passes of equal sizes with the present number and with another
     one, which is tried for a few passes: fewer threads when passes get slow, more when other
     programs leave processors. Pieces of prompts take too long to try: as many as other programs
-    leave processors, or as in passes over few tokens where nobody knows that.
+    leave processors, or as in passes over few tokens where that is unknown.
     `use` and `clock` are arguments for tests.
     """
 
@@ -177,7 +177,7 @@ class ThreadCount:
         n_free = self._n_free()
         if now - self._tried_at < min(_SECONDS_BETWEEN * 2**self._n_failed, _MOST_BETWEEN):
             return 0
-        if n_free is None:  # nobody knows
+        if n_free is None:  # unknown
             return self._n + 1 if self._n_failed % 2 else self.n_most
         return n_free
 
