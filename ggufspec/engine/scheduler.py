@@ -170,7 +170,7 @@ class Scheduler:
                 self._error = ClosedError("this engine is closed; load it again")
             self._stop_pass(True)
             self._commands.put(None)
-        if self._thread is not None and self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(seconds)
 
     def _closed(self) -> ClosedError:
@@ -184,7 +184,7 @@ class Scheduler:
             if self._error is not None:
                 raise self._closed()
             self._commands.put(command)
-            if self._thread is None or self._thread.ident is None:  # Ctrl-C came before its start
+            if self._thread is None:
                 mine = self._commands, ref(self, self._commands.put)
                 self._thread = threading.Thread(
                     target=_work, args=mine, name="ggufspec", daemon=True
