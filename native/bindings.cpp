@@ -660,8 +660,8 @@ NB_MODULE(_native, m) {
             "(intercept, slope) as learned so far.");
     nb::class_<ggufspec::CostModel>(m, "CostModel", "Seconds of passes and draft steps: see native/cost_model.h.")
         .def("__init__", &make_cost_model, "constants"_a, "n_most"_a, "n_sharers"_a, "n_per_step"_a, "start"_a.none())
-        .def("use", &ggufspec::CostModel::use, "n_threads_fewer"_a, "is_disturbed"_a = false,
-             "The next measurements are of passes with this many threads fewer than usual, and ignored if is_disturbed.\n\n"
+        .def("use", &ggufspec::CostModel::use, "circumstances"_a, "is_disturbed"_a = false,
+             "The next measurements are of passes in these circumstances (0: the usual ones), and ignored if is_disturbed.\n\n"
              "Each number has measurements of its own, which start from those before it.")
         .def("observe_target", &ggufspec::CostModel::observe_target, "n_tokens"_a, "seconds"_a,
              "Learn that a pass over n_tokens took so many seconds, with verification.")

@@ -15,11 +15,11 @@ CostModel::CostModel(const CostConstants & constants, size_t n_most, size_t n_sh
       start_(std::move(start)),
       positions_(positions()) {}
 
-void CostModel::use(size_t n_threads_fewer, bool is_disturbed) {
+void CostModel::use(size_t circumstances, bool is_disturbed) {
     is_disturbed_ = is_disturbed;
-    if (n_threads_fewer == n_threads_fewer_) return;
-    of_others_[std::exchange(n_threads_fewer_, n_threads_fewer)] = known_;
-    if (const auto found = of_others_.find(n_threads_fewer); found != of_others_.end()) known_ = found->second;
+    if (circumstances == circumstances_) return;
+    of_others_[std::exchange(circumstances_, circumstances)] = known_;
+    if (const auto found = of_others_.find(circumstances); found != of_others_.end()) known_ = found->second;
     curve_.clear();
 }
 

@@ -42,9 +42,10 @@ public:
     // predicts in one step.
     CostModel(const CostConstants & constants, size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start);
 
-    // The next measurements are of passes with this many threads fewer than usual, and ignored if these were disturbed. Each
-    // number has measurements of its own, which start from those before it.
-    void use(size_t n_threads_fewer, bool is_disturbed);
+    // The next measurements are of passes in these circumstances, such as a number of threads, which the caller numbers from
+    // the usual ones, 0; they are ignored if the passes were disturbed. Each number has measurements of its own, which start
+    // from those before it.
+    void use(size_t circumstances, bool is_disturbed);
 
     // Learns that a pass over n_tokens took so many seconds, with verification.
     void observe_target(size_t n_tokens, double seconds);
@@ -122,8 +123,8 @@ private:
     std::vector<double> positions_;  // a coordinate for each number of tokens; interpolation is linear in it
     std::set<size_t> warm_;  // sizes of passes run so far on the device
     Measured known_;
-    std::map<size_t, Measured> of_others_;  // by numbers of threads
-    size_t n_threads_fewer_ = 0;
+    std::map<size_t, Measured> of_others_;  // by circumstances
+    size_t circumstances_ = 0;
     bool is_disturbed_ = false;
     mutable std::vector<double> curve_;  // empty: to be interpolated
 };

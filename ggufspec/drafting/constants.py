@@ -97,6 +97,9 @@ COST_LEARNING_RATE: Final = 0.12  # of the moving average of later measurements 
 # A pass slower than this times the known cost was disturbed, and counts as this much [simulated:
 # 1.04, 1.00].
 OUTLIER: Final = 1.7
+# Depths of texts below 2 ** this are one; from there on each doubling has costs of its own, since
+# attention costs more per row of a pass the deeper the text is [judgement].
+SHALLOW_BITS: Final = 10
 DRIFT_SHARE: Final = 0.5  # exponent by which all sizes follow a change of one size [insensitive]
 # Cost of a further token in a batch, in single-token passes [simulated: 1.01, 1.07].
 UNMEASURED_SLOPE: Final = 0.3

@@ -214,6 +214,11 @@ class Generation:
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.n_prompt
 
     @property
+    def n_tokens(self) -> int:
+        """Tokens of the prompt and of the text so far."""
+        return len(self._all_tokens)
+
+    @property
     def completion(self) -> Completion:
         """Text, tokens and statistics so far; the time in llama_decode once it is over."""
         stats = summarize(

@@ -15,6 +15,7 @@ from ggufspec.common.facts import counted
 from ggufspec.common.reading import read_text
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.stats import Threads
+from ggufspec.drafting import constants
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.strategies.ngram import TextStore
 from ggufspec.engine.options import CheckedOptions
@@ -113,12 +114,16 @@ class Pair:
         for context in self.contexts:
             context.keeps_threads = keeps
 
-    def use_costs(self) -> None:
-        """Let the next measured costs be those of the threads that the last passes have used."""
-        n_fewer = 0
+    def use_costs(self, depth: int) -> None:
+        """Let the next measured costs be those of passes at about that depth, in tokens.
+
+        And of the threads that the last passes have used.
+        """
+        circumstances = (depth >> constants.SHALLOW_BITS).bit_length()
         for context in self.contexts:
-            n_fewer = _MOST_THREADS * n_fewer + context.n_threads - context.n_threads_now
-        self.profile.costs.use(n_fewer, self.target.is_disturbed)
+            n_fewer = context.n_threads - context.n_threads_now
+            circumstances = _MOST_THREADS * circumstances + n_fewer
+        self.profile.costs.use(circumstances, self.target.is_disturbed)
 
     @property
     def text_keys(self) -> Sequence[dict[str, object] | None]:

@@ -57,8 +57,10 @@ class Passes:
         """
         alive = [each for each in generations if not each.is_over]
         self._pair.keep_threads(bool([each for each in alive if each.repeats]))
+        depth = sum(each.n_tokens for each in alive) // max(len(alive), 1)
+        self._pair.use_costs(depth)
         for generation, scored in self._scored(self._asks(alive)):
-            self._pair.use_costs()
+            self._pair.use_costs(depth)  # a pass may have had fewer threads
             try:
                 generation.answer(scored)
             except BaseException as error:  # a Rust panic is not an Exception

@@ -420,6 +420,19 @@ def test_what_one_text_learns_is_used_by_the_next(files: tuple[Path, Path]) -> N
         assert known() != before
 
 
+def test_what_passes_cost_is_learned_for_each_depth(files: tuple[Path, Path]) -> None:
+    options = {**LENGTHS, "n_draft": "auto", "seed": None}
+    with ggufspec.load(*files, n_ctx=1200, n_threads=1, tuned=False) as fresh:
+        costs = fresh.pair.profile.costs
+        fresh.generate([5, 60], **options)
+        shallow = costs.sizes
+        fresh.generate([5, 60] * 550, **options)
+        deep = costs.sizes
+        fresh.pair.use_costs(0)
+        assert deep != shallow
+        assert costs.sizes == shallow
+
+
 @pytest.mark.parametrize(
     "asks",
     [
