@@ -89,18 +89,25 @@ class Placed(NamedTuple):
 
 
 def load(
-    path: Path, load_file: Load, placed: Placed, *, writes: bool, phases: Phases
+    path: Path,
+    load_file: Load,
+    placed: Placed,
+    *,
+    writes: bool,
+    phases: Phases,
+    may_measure: bool = True,
 ) -> tuple[int | None, Choice]:
     """Load a model with the kernels that are fastest for it: (its pointer or None, the choice).
 
     The first time on this machine, it is loaded with llama.cpp's kernels and with ours, and passes
     over KERNEL_SIZES tokens decide; that is stored. writes: it is a model of its own, so that its
-    passes can be measured. phases: of loading, of which `load_file` reports the share.
+    passes can be measured. phases: of loading, of which `load_file` reports the share. may_measure:
+    False: our kernels are used wherever they work.
     """
     usable: Mapping[str, int] = {}
     if environ.get(kernels.VARIABLE) != "off" and (writes or not placed.devices):
         usable = kernels.status().types
-    measures = environ.get(kernels.VARIABLE) != "on" and writes
+    measures = environ.get(kernels.VARIABLE) != "on" and writes and may_measure
     key = _key(path, placed, usable) if usable and measures else {}
     known = _recall(key, usable) if key else None
     if known is not None and not known.both:
@@ -209,7 +216,7 @@ def _offer(header: Header, placed: Placed, usable: Mapping[str, int]) -> Offer:
     n_placed = placed.n_layers if 0 <= placed.n_layers < n_units else n_units
     n_host = n_units - (n_placed if placed.devices else 0)
     kinds, n_bytes = set(), 0
-    for tensor in header.tensors:
+    for tensor in header.matrices:
         layer = layer_of(tensor.name)
         is_on_host = (header.n_layers if layer is None else layer) < n_host
         if is_on_host or stays(placed.overrides, tensor.name):

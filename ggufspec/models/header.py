@@ -136,14 +136,23 @@ class Header:
         return name or self.matrix_type
 
     @cached_property
-    def matrix_type(self) -> str:
-        """The type with the most bytes among the matrices that a pass multiplies with."""
-        counted: Counter[str] = Counter()
+    def matrices(self) -> Sequence[Tensor]:
+        """The tensors that a pass multiplies with."""
         unused = None if self.is_tied else "token_embd.weight"  # looked up, not multiplied
-        for tensor in self.tensors:
-            is_unused = tensor.name == unused or tensor.name.endswith(_OF_ADAPTERS)
-            if len(tensor.shape) > 1 and not is_unused:
-                counted[tensor.type] += tensor.n_bytes
+        return [
+            tensor
+            for tensor in self.tensors
+            if len(tensor.shape) > 1
+            and tensor.name != unused
+            and not tensor.name.endswith(_OF_ADAPTERS)
+        ]
+
+    @cached_property
+    def matrix_type(self) -> str:
+        """The type with the most bytes among its matrices."""
+        counted: Counter[str] = Counter()
+        for tensor in self.matrices:
+            counted[tensor.type] += tensor.n_bytes
         return counted.most_common(1)[0][0] if counted else "unknown"
 
     def damaged(self, what: str) -> ModelError:

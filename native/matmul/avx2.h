@@ -35,6 +35,7 @@ struct Avx2Base {
     static Floats add(Floats to, Floats a, Floats b) { return _mm256_fmadd_ps(a, b, to); }
     static void store(float * to, Floats x) { _mm256_storeu_ps(to, x); }
 
+    static Floats singles(const uint8_t * from) { return _mm256_loadu_ps(reinterpret_cast<const float *>(from)); }
     static Floats halves(const uint8_t * from) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
     }

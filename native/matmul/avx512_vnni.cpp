@@ -35,6 +35,7 @@ struct Avx512Vnni {
     static Floats add(Floats to, Floats a, Floats b) { return _mm512_fmadd_ps(a, b, to); }
     static void store(float * to, Floats x) { _mm512_storeu_ps(to, x); }
 
+    static Floats singles(const uint8_t * from) { return _mm512_loadu_ps(reinterpret_cast<const float *>(from)); }
     static Floats halves(const uint8_t * from) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
     }

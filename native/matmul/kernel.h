@@ -238,16 +238,16 @@ void multiply_rows(const uint8_t * weights, const void * const * rows, float * c
     }
 }
 
-// Weights that are floats of 16 bits: the activations are not converted.
+// Weights that are floats: the activations are not converted.
 
-template <class Isa>
+template <class Isa, class T>
 void pack_floats(uint8_t * to, const uint8_t * from, int64_t n_super, int64_t n_rows, int64_t begin, int64_t end) {
     const int64_t n = n_super * kBlock;
     for (int64_t row = begin * Isa::kWidth; row < end * Isa::kWidth; row++) {
-        uint8_t * packed = to + 2 * (row / Isa::kWidth * n * Isa::kWidth + row % Isa::kWidth);
-        for (int64_t i = 0; i < n; i++, packed += 2 * Isa::kWidth) {
-            if (row < n_rows) std::memcpy(packed, from + 2 * (row * n + i), 2);
-            else std::memset(packed, 0, 2);
+        uint8_t * packed = to + T::kBytes * (row / Isa::kWidth * n * Isa::kWidth + row % Isa::kWidth);
+        for (int64_t i = 0; i < n; i++, packed += T::kBytes * Isa::kWidth) {
+            if (row < n_rows) std::memcpy(packed, from + T::kBytes * (row * n + i), T::kBytes);
+            else std::memset(packed, 0, T::kBytes);
         }
     }
 }
@@ -256,10 +256,17 @@ inline void copy_floats(void * to, const float * from, int64_t begin, int64_t en
     std::memcpy(static_cast<float *>(to) + kBlock * begin, from + kBlock * begin, kBlock * (end - begin) * sizeof(float));
 }
 
+template <class Isa, class T>
+typename Isa::Floats floats_of(const uint8_t * from) {
+    if constexpr (T::kScale == Scale::f16_weights) return Isa::halves(from);
+    else if constexpr (T::kScale == Scale::bf16_weights) return Isa::brains(from);
+    else return Isa::singles(from);
+}
+
 template <class Isa, class T, int N>
 void multiply_float_rows(const uint8_t * weights, const void * const * rows, float * const * out, int64_t n_super, int64_t n_rows,
                          int64_t begin, int64_t end) {
-    constexpr int bytes = 2 * Isa::kWidth;
+    constexpr int bytes = T::kBytes * Isa::kWidth;
     for (int64_t group = begin; group < end; group++) {
         typename Isa::Floats sums[N][2];  // sums of even and of odd columns: a single chain of additions is slower than memory
         for (int i = 0; i < N; i++) sums[i][0] = sums[i][1] = Isa::zeros();
@@ -267,8 +274,7 @@ void multiply_float_rows(const uint8_t * weights, const void * const * rows, flo
         for (int64_t column = 0; column < n_super * kBlock; column += 2, from += 2 * bytes) {
             __builtin_prefetch(from + kAhead);
             for (int j = 0; j < 2; j++) {
-                const auto weight =
-                    T::kScale == Scale::f16_weights ? Isa::halves(from + bytes * j) : Isa::brains(from + bytes * j);
+                const auto weight = floats_of<Isa, T>(from + bytes * j);
 #pragma GCC unroll 8
                 for (int i = 0; i < N; i++) {
                     sums[i][j] = Isa::add(sums[i][j], weight, Isa::all(static_cast<const float *>(rows[i])[column + j]));
@@ -280,7 +286,7 @@ void multiply_float_rows(const uint8_t * weights, const void * const * rows, flo
 }
 
 template <class T>
-constexpr bool kHoldsFloats = T::kScale == Scale::f16_weights || T::kScale == Scale::bf16_weights;
+constexpr bool kHoldsFloats = T::kScale == Scale::f32_weights || T::kScale == Scale::f16_weights || T::kScale == Scale::bf16_weights;
 
 template <class Isa, class T, int... N>
 void multiply(int n, const uint8_t * weights, const void * const * rows, float * const * out, int64_t n_super, int64_t n_rows,
@@ -297,10 +303,10 @@ constexpr Kernel kernel(std::integer_sequence<int, N...>) {
         return {T::kName,
                 T::kType,
                 kBlock,
-                2 * kBlock,
-                size_t(2 * kBlock * Isa::kWidth),
+                T::kBytes * kBlock,
+                size_t(T::kBytes * kBlock * Isa::kWidth),
                 sizeof(float) * kBlock,
-                pack_floats<Isa>,
+                pack_floats<Isa, T>,
                 copy_floats,
                 multiply<Isa, T, N...>};
     } else {
@@ -323,7 +329,7 @@ struct Kernels {
 
 template <class Isa>
 constexpr Instructions instructions() {
-    using All = Kernels<Isa, Q4_K, Q6_K, Q3_K, Q4_0, Q8_0, Q5_K, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q5_0, Q4_1, Q5_1, F16, BF16>;
+    using All = Kernels<Isa, Q4_K, Q6_K, Q3_K, Q4_0, Q8_0, Q5_K, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q5_0, Q4_1, Q5_1, F16, BF16, F32>;
     return {Isa::kName, Isa::kWidth, Isa::kMost, All::all, sizeof(All::all) / sizeof(Kernel)};
 }
 

@@ -34,6 +34,7 @@ struct NeonDotprod {
     static Floats add(Floats to, Floats a, Floats b) { return vfmaq_f32(to, a, b); }
     static void store(float * to, Floats x) { vst1q_f32(to, x); }
 
+    static Floats singles(const uint8_t * from) { return vreinterpretq_f32_u8(vld1q_u8(from)); }
     static Floats halves(const uint8_t * from) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from))); }
     static Floats brains(const uint8_t * from) {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(from)), 16));

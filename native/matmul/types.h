@@ -8,7 +8,7 @@ namespace ggufspec::matmul {
 namespace {  // see kernel.h
 
 // The value of a weight is scale * (code - offset), or scale * code - minimum.
-enum class Scale { f16, e8m0, bf16_weights, f16_weights };
+enum class Scale { f16, e8m0, bf16_weights, f16_weights, f32_weights };
 enum class Table { none, iq4, mxfp4 };
 
 // The decoded content of a block, in the order of its values.
@@ -265,15 +265,21 @@ struct MXFP4 : Format<4, 0, 12> {
     }
 };
 
+struct F32 {
+    static constexpr const char * kName = "f32";
+    static constexpr int kType = 0, kBytes = 4;
+    static constexpr Scale kScale = Scale::f32_weights;
+};
+
 struct F16 {
     static constexpr const char * kName = "f16";
-    static constexpr int kType = 1;
+    static constexpr int kType = 1, kBytes = 2;
     static constexpr Scale kScale = Scale::f16_weights;
 };
 
 struct BF16 {
     static constexpr const char * kName = "bf16";
-    static constexpr int kType = 30;
+    static constexpr int kType = 30, kBytes = 2;
     static constexpr Scale kScale = Scale::bf16_weights;
 };
 

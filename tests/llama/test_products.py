@@ -11,6 +11,7 @@ SCALES = {  # the bytes of float16 numbers in a block; all others may be anythin
     "q4_0": 0, "q4_1": 0, "q5_0": 0, "q5_1": 0, "q8_0": 0, "iq4_nl": 0, "iq4_xs": 0,
     "q2_K": 80, "q3_K": 108, "q4_K": 0, "q5_K": 0, "q6_K": 208,
 }  # fmt: skip
+FLOATS = ("f32", "f16", "bf16")
 WITH_MINIMA = ("q4_1", "q5_1", "q2_K", "q4_K", "q5_K")
 KERNELS = [
     (instructions, name)
@@ -29,7 +30,7 @@ def random_weights(name: str, n_rows: int, n_columns: int, seed: int) -> NDArray
     draw = np.random.default_rng(seed)
     n_values, n_bytes = gguf.GGML_QUANT_SIZES[quantization(name)]
     n_blocks = n_rows * n_columns // n_values
-    if name in ("f16", "bf16"):
+    if name in FLOATS:
         values = draw.normal(0, 1, n_rows * n_columns).astype(np.float32)
         rows = gguf.quants.quantize(values.reshape(n_rows, n_columns), quantization(name))
         return np.ascontiguousarray(rows).view(np.uint8).reshape(-1)
@@ -77,7 +78,7 @@ def test_products_are_those_of_the_weights(instructions: str, name: str) -> None
     for n, n_rows, n_blocks in [(i, 1 + 5 * i % 37, 1 + i % 3) for i in range(1, 18)]:
         n_columns = n_blocks * n_values
         weights, rows = random_weights(name, n_rows, n_columns, n), activations(n, n_columns, n)
-        seen = rows.astype(np.float64) if name in ("f16", "bf16") else rounded(rows)
+        seen = rows.astype(np.float64) if name in FLOATS else rounded(rows)
         matrix = dequantized(name, weights, n_rows)
         size = np.abs(seen) @ np.abs(matrix.T)
         found = _native.kernel_product(instructions, type_, weights, rows)
@@ -103,6 +104,6 @@ def test_what_is_no_product_is_refused() -> None:
     with pytest.raises(ValueError, match="no kernels for sse9"):
         _native.kernel_product("sse9", 2, weights, rows)
     with pytest.raises(ValueError, match="no kernel for this type"):
-        _native.kernel_product(instructions, 0, weights, rows)
+        _native.kernel_product(instructions, 99, weights, rows)
     with pytest.raises(ValueError, match="no whole rows"):
         _native.kernel_product(instructions, 2, weights[:17], rows)
