@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
 from functools import cached_property
 from itertools import pairwise
 from time import sleep
+from typing import TypeVar
 
 import llama_cpp
 
@@ -35,6 +35,8 @@ _BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 _USER_DEFINED = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
 _TEXTLESS = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 _TYPES = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
+
+Result = TypeVar("Result")
 
 
 class Vocab:
@@ -89,24 +91,24 @@ class Vocab:
 
     def token_table(self, progress: Progress | None = None) -> TokenTable:
         """The vocabulary for constraints; 200,000 tokens take 1 s the first time."""
-        with self._tabling, self._in_use():
+        with self._tabling:
             if self._table is None:
-                pieces, special = [], []
-                for token in range(self.n_tokens):
-                    if progress and token % _PROGRESS_EVERY == 0:
-                        progress(token // 2, self.n_tokens)  # the table takes as long as the rest
-                    pieces.append(self._to_piece(token, special=True))
-                    if self._is_special(token, pieces[-1]):
-                        special.append(token)
-                self._table = TokenTable(
-                    pieces,
-                    special=special,
-                    stop_tokens=self.stop_tokens,
-                    tokenize=self.tokenize_after,
-                )
-                if progress:
-                    progress(self.n_tokens, self.n_tokens)
+                self._table = self._while_open(self._made_table, progress)
             return self._table
+
+    def _made_table(self, progress: Progress | None) -> TokenTable:
+        pieces, special = [], []
+        for token in range(self.n_tokens):
+            if progress and token % _PROGRESS_EVERY == 0:
+                progress(token // 2, self.n_tokens)  # the table takes as long as the rest
+            pieces.append(self._to_piece(token, True))
+            if self._is_special(token, pieces[-1]):
+                special.append(token)
+        ends = self.stop_tokens
+        table = TokenTable(pieces, special=special, stop_tokens=ends, tokenize=self.tokenize_after)
+        if progress:
+            progress(self.n_tokens, self.n_tokens)
+        return table
 
     def specials_in(self, text: str) -> dict[str, int]:
         """The special tokens named in a text, by name: ids that ordinary text never gets."""
@@ -140,32 +142,32 @@ class Vocab:
         parts = self._parts(text) if parse_special and len(data) > _MIN_PARTED_BYTES else [text]
         tokens: list[int] = []
         for i, part in enumerate(parts):
-            tokens += self._tokenized(
-                part.encode(), add_special=add_special and not i, parse_special=parse_special
-            )
+            adds = add_special and not i
+            tokens += self._while_open(self._tokenized, part.encode(), adds, parse_special)
         return tokens
 
-    def _tokenized(self, data: bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+    def _tokenized(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         n_max = len(data) + 8
         while True:
             buffer = (llama_cpp.llama_token * n_max)()
-            with self._in_use():
-                n = llama_cpp.llama_tokenize(
-                    self.pointer, data, len(data), buffer, n_max, add_special, parse_special
-                )
+            n = llama_cpp.llama_tokenize(
+                self.pointer, data, len(data), buffer, n_max, add_special, parse_special
+            )
             if n >= 0:
                 return list(buffer[:n])
             if -n <= n_max:
                 raise PromptError(f"the text ({len(data):,} bytes) is too long to tokenize")
             n_max = -n
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Keeps `close` from freeing the vocabulary; several threads may use it at a time."""
+    def _while_open(self, call: Callable[..., Result], *arguments: object) -> Result:
+        """Call a function of ours, for whose end `close` waits; several threads may at a time.
+
+        No context manager: one that Ctrl-C interrupts stays entered as long as its frame is kept.
+        """
         user = object()
         try:
             self._users.add(user)
-            yield
+            return call(*arguments)
         finally:
             self._users.discard(user)
 
@@ -280,15 +282,13 @@ class Vocab:
 
     def shown(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their names."""
-        with self._in_use():
-            return self._to_piece(token, special=True)
+        return self._while_open(self._to_piece, token, True)
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; empty for control tokens."""
         known = self._pieces.get(token)
         if known is None:
-            with self._in_use():
-                known = self._pieces[token] = self._to_piece(token, special=False)
+            known = self._pieces[token] = self._while_open(self._to_piece, token, False)
         return known
 
     def name(self, token: int) -> str:
@@ -325,8 +325,8 @@ class Vocab:
 
     @cached_property
     def _words(self) -> Words:
-        with self._in_use():
-            return Words([self._to_piece(i, special=True) for i in range(self.n_tokens)])
+        texts = self._while_open(lambda: [self._to_piece(i, True) for i in range(self.n_tokens)])
+        return Words(texts)
 
     def _tokens_of_rest(self, text: str) -> list[int]:
         try:
@@ -334,7 +334,7 @@ class Vocab:
         except PromptError:  # no text has it
             return []
 
-    def _to_piece(self, token: int, *, special: bool) -> bytes:
+    def _to_piece(self, token: int, special: bool) -> bytes:
         if not 0 <= token < self.n_tokens:
             return b""  # llama.cpp would end the process
         size = 64

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import gguf
 import llama_cpp
 import numpy as np
 import pytest
 import tiny
-from patience import PATIENCE
+from head_pairs import Interrupted
+from patience import PATIENCE, at_most
 
 import ggufspec
 from ggufspec.errors import ClosedError, ModelError, PromptError
@@ -328,6 +332,34 @@ def test_an_engine_may_be_closed_while_another_thread_reads_a_token(
     engine.close()
     assert ended.is_set(), "close waits for it"
     thread.join(PATIENCE)
+
+
+@pytest.mark.parametrize("use", [Vocab.tokenize, Vocab.shown, Vocab.token_table])
+def test_an_engine_closes_though_calls_that_ctrl_c_ended_are_kept(
+    engine: ggufspec.Engine, use: Callable[..., object]
+) -> None:
+    """As a cycle of references keeps a traceback, with its frames."""
+    given: dict[Any, dict[str, Any]] = {
+        Vocab.tokenize: {"text": "hello", "add_special": False, "parse_special": True},
+        Vocab.shown: {"token": 5},
+        Vocab.token_table: {},
+    }
+    use(engine.vocab, **given[use])
+    kept = []
+    for at in count(1):
+        interrupted = Interrupted(at, within=use)
+        sys.setprofile(interrupted)
+        try:
+            use(engine.vocab, **given[use])
+        except KeyboardInterrupt as error:
+            kept.append(error)
+        finally:
+            sys.setprofile(None)
+        if interrupted.is_late:
+            break
+    assert len(kept) == at - 1 > 0
+    with at_most(5):
+        engine.close()
 
 
 def test_a_prompt_has_a_token_and_leaves_room_for_one(engine: ggufspec.Engine) -> None:
