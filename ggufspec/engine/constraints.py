@@ -10,7 +10,7 @@ import numpy as np
 
 from ggufspec.common.progress import Progress
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.types import Masks
+from ggufspec.decoding.types import Constraint, Masks
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import OptionError
 from ggufspec.llama.vocab import Vocab
@@ -18,12 +18,17 @@ from ggufspec.structured.constraint import GrammarConstraint
 
 
 def sampling_of(
-    options: CheckedOptions, vocab: Vocab, n_prompt: int, progress: Progress | None = None
+    options: CheckedOptions,
+    vocab: Vocab,
+    n_prompt: int,
+    progress: Progress | None = None,
+    compiled: Constraint | None = None,
 ) -> Sampling:
     """The sampling of options, completed with tokens of `vocab`. Raises OptionError.
 
-    `n_prompt`: tokens before the text, which a constraint does not apply to. The first constraint
-    of a vocabulary reads all its tokens; `progress` is called with (done, of).
+    `n_prompt`: tokens before the text, which a constraint does not apply to. `compiled`: the
+    constraint of another text with the same options. The first constraint of a vocabulary reads all
+    its tokens; `progress` is called with (done, of).
     """
     sampling = options.sampling
     for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_tokens", options.stop_tokens)):
@@ -45,6 +50,8 @@ def sampling_of(
     grammar = options.constraint_grammar
     if grammar is None:
         return sampling
+    if isinstance(compiled, GrammarConstraint):
+        return replace(sampling, constraint=compiled.for_another_text(n_prompt))
     if not vocab.stop_tokens:
         raise OptionError(
             "this vocabulary has no token that ends a text, so no text could be complete under a "

@@ -49,17 +49,20 @@ def prepared(
     *,
     n_top: int | None = None,
     prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+    like: PreparedText | None = None,
 ) -> PreparedText:
     """Compile the constraint, and check what depends on the pair. Raises OptionError, ClosedError.
 
-    The first constraint of a vocabulary reads all its tokens, with progress.
+    `like`: a text with the same options, whose constraint need not be compiled again. The first
+    constraint of a vocabulary reads all its tokens, with progress.
     """
     drafters.uses_model(options.drafter_name(has_draft=pair.draft is not None))  # or it is unknown
     heard = options.progress and partial(options.progress, "vocabulary")
+    compiled = like.sampling.constraint if like is not None else None
     return PreparedText(
         tokens,
         options,
-        sampling_of(options, pair.vocab, len(tokens), heard),
+        sampling_of(options, pair.vocab, len(tokens), heard, compiled),
         pair.n_draft(options),
         pair.n_leaves(options),
         pair.prediction(options),

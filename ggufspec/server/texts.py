@@ -235,7 +235,7 @@ class Texts:
         if parsed.echo is not None and n_top is not None:
             known = self._scores.known(tokens, n_top)
         if index or parsed.first is None:
-            how = {"n_top": n_top, "prompt_logprobs": known}
+            how = {"n_top": n_top, "prompt_logprobs": known, "like": parsed.first}
             return prepared(self._engine.pair, tokens, options, **how)  # type: ignore[arg-type]
         seed = parsed.first.seed if options.seed is None else options.seed
         return replace(parsed.first, options=options, seed=seed, n_top=n_top, prompt_logprobs=known)

@@ -6,7 +6,7 @@ import threading
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from time import thread_time
 
 import numpy as np
@@ -65,8 +65,7 @@ class TokenTable:
     def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the beginning of a text. Raises OptionError if `grammar` cannot be compiled.
 
-        The grammar is compiled for each matcher: copies of one share its limits, so that all texts
-        fail once these are used up.
+        Copies of a matcher share its limits.
         """
         made = _with_deep_stack(lambda: limited_matcher(self._tokenizer, grammar))
         if made.is_error():
@@ -92,16 +91,18 @@ class GrammarConstraint:
         n_start: int,
         *,
         max_step_seconds: float = MAX_STEP_SECONDS,
+        compiled: LLMatcher | None = None,
     ) -> None:
         """`grammar`: made by `structured.grammar`; applies after the prompt of `n_start` tokens.
 
-        `max_step_seconds`: processor time limit for one token.
+        `max_step_seconds`: processor time limit for one token. `compiled`: see `for_another_text`.
         Raises OptionError for a grammar that cannot be compiled, or matches no text.
         """
-        self._table, self._n_start = table, n_start
+        self._table, self._grammar, self._n_start = table, grammar, n_start
         self._max_step_seconds, self._step_seconds = max_step_seconds, 0.0
-        self._new_matcher = partial(table.matcher, grammar)
-        self._matcher = self._new_matcher()
+        self._compiled = compiled or table.matcher(grammar)  # reads nothing itself
+        self._shares_limits = compiled is not None  # with other texts
+        self._matcher = self._compiled.deep_copy()
         self._text = array("i")  # tokens that the matcher has read
         self._json_start = JsonStart.of(grammar)
         # The position in JSON before the first token and after each; None: there is no JSON.
@@ -113,6 +114,21 @@ class GrammarConstraint:
         mask = self._allowed()
         if self._matcher.is_error() or not mask.any():
             raise OptionError("no text can match the constraint: its parts contradict each other")
+
+    def for_another_text(self, n_start: int) -> GrammarConstraint:
+        """The same after another prompt, without compiling the grammar. For any thread.
+
+        The texts share llguidance's limits until one reaches them: then each compiles the grammar
+        again, and so fails only if it reaches them alone.
+        """
+        self._shares_limits = True
+        return GrammarConstraint(
+            self._table,
+            self._grammar,
+            n_start,
+            max_step_seconds=self._max_step_seconds,
+            compiled=self._compiled,
+        )
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.uint32]:
         """Tokens allowed after `tokens`, then after each of `draft`: (n_draft + 1, n_words).
@@ -202,7 +218,9 @@ class GrammarConstraint:
 
     def _read(self, text: array[int], *, again: bool = False) -> bool:
         if again or self._matcher.is_error():  # a matcher does not recover from an error
-            self._matcher = self._new_matcher()
+            if self._matcher.is_error():
+                self._compiled = self._table.matcher(self._grammar)
+            self._matcher = self._compiled.deep_copy()
             del self._text[:]
             self._masks = {}
         n_common, began = n_same(text, self._text), thread_time()
@@ -215,8 +233,17 @@ class GrammarConstraint:
         n = self._matcher.try_consume_tokens(new[: len(places)].tolist())
         self._text.extend(new[:n])
         self._places += places[:n]
+        if self._has_failed_by_others():
+            return self._read(text)
         self._step_seconds = max(self._step_seconds, thread_time() - began)
         return len(self._text) == len(text) and not self._matcher.is_error()
+
+    def _has_failed_by_others(self) -> bool:
+        """Whether a limit was reached that other texts shared; True once: `_read` ends that."""
+        if not (self._shares_limits and self._matcher.is_error()):
+            return False
+        self._shares_limits = False
+        return True
 
     def _n_next(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may follow the text that was read."""
@@ -276,6 +303,8 @@ class GrammarConstraint:
     def _mask(self) -> NDArray[np.uint32]:
         mask, began = np.zeros(self._table.n_words, np.uint32), thread_time()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._has_failed_by_others() and self._read(self._text[:]):
+            return self._mask()
         self._step_seconds = max(self._step_seconds, thread_time() - began)
         return mask
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import tiny
+from llguidance import LLMatcher
 from patience import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Live, events_of, said, serving
@@ -19,6 +21,7 @@ import ggufspec
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.structured import grammar
+from ggufspec.structured.constraint import TokenTable
 
 TURN = [{"role": "user", "content": "hello world"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
@@ -100,6 +103,23 @@ def test_a_ban_of_all_that_a_grammar_allows_is_the_clients_error(live: Live) -> 
     refused = live.post("/v1/completions", prompt="hi", guided_choice=["a"], logit_bias=ban)
     assert refused.status_code == 400
     assert "the text cannot continue" in refused.json()["error"]["message"]
+
+
+def test_the_choices_of_a_request_share_what_is_compiled_of_its_grammar(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_, compiled = TokenTable.matcher, list[str]()
+
+    def counted(table: TokenTable, grammar: str) -> LLMatcher:
+        compiled.append(grammar)
+        return compile_(table, grammar)
+
+    monkeypatch.setattr(TokenTable, "matcher", counted)
+    asked = {"prompt": ["hello world", "the end"], "n": 3, "guided_regex": "[a-d]{3}"}
+    texts = [each["text"] for each in live.ok("/v1/completions", **asked, seed=1)["choices"]]
+    assert all(re.fullmatch("[a-d]{3}", text) for text in texts)
+    assert len(set(texts)) > 1
+    assert len(compiled) == 1
 
 
 def test_a_slow_schema_leaves_other_requests_alone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,11 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from llguidance import LLParserLimits
 from patience import PATIENCE, child_seconds
 
 from ggufspec.common.child import LimitedProcess, LimitExceededError
 from ggufspec.errors import DecodeError, GgufspecError, OptionError
-from ggufspec.structured import grammar
+from ggufspec.structured import grammar, limits
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
 
 MAX_SECONDS = 5.0  # of processor time; the slowest takes 1.3
@@ -299,3 +301,35 @@ def test_forced_text_that_is_slow_to_compute_is_not_drafted_again() -> None:
         constraint.forced([ord("a")] * 2000 * i)
         seconds.append(time.thread_time() - began)
     assert sum(seconds) < 4 * max(seconds), "most are skipped"
+
+
+def test_a_text_reaches_limits_alone_that_other_texts_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In this regular expression, each text needs other states of the lexer."""
+    monkeypatch.setattr(
+        limits,
+        "LIMITS",
+        LLParserLimits(max_lexer_states=300, max_items_in_row=20_000, verbose_errors=False),
+    )
+    table, regex = byte_table(), grammar.of_regex("[ab]*a[ab]{9}")
+    draw = random.Random(1)
+    texts = [draw.choices(b"ab", k=400) for _ in range(3)]
+
+    def n_read(constraint: GrammarConstraint, n_start: int, text: list[int]) -> int:
+        for n in range(len(text)):
+            try:
+                constraint.masks([0] * n_start + text[:n])
+            except DecodeError:
+                return n
+        return len(text)
+
+    alone = [n_read(GrammarConstraint(table, regex, 0), 0, text) for text in texts]
+    first = GrammarConstraint(table, regex, 0)
+    others = [first.for_another_text(n_start) for n_start in (0, 2)]
+    together = [
+        n_read(each, n, text)
+        for each, n, text in zip([first, *others], (0, 0, 2), texts, strict=True)
+    ]
+    assert all(50 < n < 300 for n in alone)
+    assert all(n >= least for n, least in zip(together, alone, strict=True))

@@ -181,10 +181,11 @@ DEAD_ENDS = 'start: ("a" "x")? ("b" "ab"?)* "c"'  # there is no token with an x
 @pytest.mark.parametrize("n_start", [0, 3])
 @pytest.mark.parametrize("name", [*CASES, "dead ends"])
 def test_the_order_of_questions_does_not_matter(name: str, n_start: int) -> None:
-    """The same as by a constraint that was asked nothing before."""
+    """The same as by a constraint that was asked nothing before, and shares nothing."""
     tokens, source = CASES[name][:2] if name in CASES else (ABC, DEAD_ENDS)
     table = table_of(*tokens)
-    constraint, rng = GrammarConstraint(table, source, n_start), random.Random(name)
+    first, rng = GrammarConstraint(table, source, 1), random.Random(name)
+    constraint = first.for_another_text(n_start)
     prompt = [1] * n_start
     text: list[int] = []
     guide = GrammarConstraint(table, source, n_start)
@@ -198,6 +199,7 @@ def test_the_order_of_questions_does_not_matter(name: str, n_start: int) -> None
         for ask in rng.sample(QUESTIONS, 2):
             fresh = GrammarConstraint(table, source, n_start)
             assert ask(constraint, tokens_so_far, draft) == ask(fresh, tokens_so_far, draft)
+            rng.choice(QUESTIONS)(first, [1, *text], draft)
         text = [*text, *draft[: rng.randrange(len(draft) + 1)]]
         if rng.random() < 0.5:
             text = text[: rng.randrange(len(text) + 1)]
