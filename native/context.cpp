@@ -283,7 +283,7 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
         thrown.emplace(std::string("llama.cpp could not decode a batch: ") + error.what());
     } catch (...) { thrown.emplace("llama.cpp could not decode a batch: unknown exception"); }
     is_interrupted_ = nullptr;
-    seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
+    seconds_ = seconds_ + std::chrono::duration<double>(Clock::now() - start).count();
     const int32_t * tokens = tokens_.data();
     for (const Part & part : parts_) {
         Tree & tree = part.held->tree;

@@ -107,7 +107,7 @@ public:
     // The logits of token i of the last batch; null if llama.cpp did not keep them.
     const float * logits(int32_t i) const;
 
-    // Wall time inside llama_decode so far.
+    // Wall time inside llama_decode so far. From any thread.
     double decode_seconds() const { return seconds_; }
     size_t n_batch() const { return tokens_.size(); }
     size_t n_sequences() const { return held_.size(); }
@@ -175,7 +175,7 @@ private:
     size_t n_hidden_;
     bool are_alone_, has_hidden_ = false;  // has_hidden_: the batch in progress, if they are alone
     std::vector<float> hidden_;
-    double seconds_ = 0;
+    std::atomic<double> seconds_{0};  // only the thread that decodes changes it
     std::atomic<bool> is_stopped_{false};
     std::function<bool()> is_interrupted_;  // of the batch in progress; may be empty
     Clock::time_point next_check_;
