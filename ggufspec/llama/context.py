@@ -77,8 +77,7 @@ class Context:
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with windows: llama.cpp reuses cells that a window has passed, so none can go back.
         can_drop_tail = link is not None or model.can_drop_tail
-        # Not with a head of several layers either: each layer reads a text again, into the cells of
-        # the layers before.
+        # Nor with a head of several layers: each reads a text into the cells of those before.
         is_separate = model.has_windows or options.is_exact
         is_separate |= link is not None and link.facts.n_layers > 1
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
@@ -345,6 +344,7 @@ class Context:
     def stop(self, is_stopped: bool) -> None:
         """From any thread: True ends the pass in progress (on CPUs) and later ones: PassStopped."""
         self._native.is_stopped = is_stopped
+        (log.stopped.add if is_stopped else log.stopped.discard)(self)
 
     @property
     def is_disturbed(self) -> bool:
@@ -374,8 +374,7 @@ class Context:
 
     def n_bytes(self, sequence: int = 0) -> int:
         """Bytes of a copy of what a sequence holds."""
-        size = llama_cpp.llama_state_seq_get_size_ext
-        return int(log.during(size, self.pointer, sequence, 0))
+        return int(log.during(llama_cpp.llama_state_seq_get_size_ext, self.pointer, sequence, 0))
 
     def checkpoint(self, sequence: int = 0) -> State:
         """A copy of the present state of recurrent layers, or of the cells that windows see."""
@@ -393,6 +392,7 @@ class Context:
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""
+        log.stopped.discard(self)
         if self._pointer is not None:
             with listening():
                 llama_cpp.llama_free(self._pointer)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
+from weakref import WeakSet
 
 import llama_cpp
 
@@ -37,6 +38,8 @@ class _Log:
         # at once. Changed in try and finally: in an __exit__, a Ctrl-C at its start would leave a
         # call that has ended.
         self.inside: set[object] = set()
+        # Contexts whose passes were asked to end: what llama.cpp then logs is no error.
+        self.stopped: WeakSet[object] = WeakSet()
         self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
         self._partial = ""
         self._level = logging.INFO
@@ -55,7 +58,7 @@ class _Log:
             self._previous(level, text, data)
             return
         if level != _CONTINUED:
-            self._level = _LEVELS.get(level, logging.INFO)
+            self._level = logging.DEBUG if self.stopped else _LEVELS.get(level, logging.INFO)
         *complete, self._partial = (self._partial + text.decode("utf-8", "replace")).split("\n")
         for line in complete:
             if line.strip():
