@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import DIFFERENCE, load_options, render, shared
+from ggufspec.cli import DIFFERENCE, render, shared
+from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts
 from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, gathered, only, option
 from ggufspec.cli.text_settings import audited_options, conditions, with_file_sampling
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
         default=defaults.AUDIT_RUNS,
     ),
     option(
-        "-n --n-predict n_tokens",
+        "-n --n-predict n_tokens | --predict $LLAMA_ARG_N_PREDICT",
         "Maximum tokens of a text.",
         type=click.IntRange(min=2),
         default=defaults.AUDIT_TOKENS,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     shared.seed_option,
 )
 @audited_options
-@load_options.load_options
+@load_options()
 @shared.json_option
 @shared.verbose_option
 def command(

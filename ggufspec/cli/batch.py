@@ -16,6 +16,7 @@ from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan, LocalProcess, StartWorker
 from ggufspec.cli import ERROR, INTERRUPTED, render, shared, text_settings
+from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import LateBars, PairOptions, late_bars, room_for_drafts, usual_text
 from ggufspec.cli.parameters import (
     AT_LEAST_1,
@@ -60,7 +61,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
         "--retries n_retries", "Retries of a prompt whose process crashed.", type=COUNT, default=2
     ),
     option(
-        "--timeout",
+        "--timeout | -to",
         "Time limit of a prompt; beyond it, the prompt has failed.  [default: none]",
         type=POSITIVE,
         metavar="SECONDS",
@@ -72,7 +73,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
         default=None,
         show_default=False,
     ),
-    option("-sys --system", "System message of conversations without one; implies --chat."),
+    shared.system_option_of("System message of conversations without one; implies --chat."),
     option(
         "-s --seed",
         "Seed; each text gets its own, derived from this seed and its place in the file.",
@@ -100,9 +101,9 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
 @option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
 @option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
 @text_settings.text_options(shared.max_tokens_option)
-@text_settings.load_options_with_texts
+@load_options("texts")
 @option(
-    "-v --verbose",
+    "-v --verbose | --log-verbose",
     "Show on stderr which process runs which prompt, and llama.cpp's log.",
     is_flag=True,
 )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import INTERRUPTED, load_options, render, shared
+from ggufspec.cli import INTERRUPTED, render, shared
+from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import late_bars, load_with_bars
 from ggufspec.cli.parameters import AT_LEAST_1, COUNT, FILE, NOT_NEGATIVE, option
 from ggufspec.cli.shared import DRAFT_LENGTH, TREE
@@ -99,7 +100,7 @@ _format_option = option(
     callback=_listed(click.STRING, "rules"),
 )
 @option(
-    "--temp temperatures",
+    "--temp temperatures | --temperature $LLAMA_ARG_TEMPERATURE",
     f"Temperatures; 0 is greedy.  [default: the target file's, or {Sampling.temperature}]",
     metavar="LIST",
     callback=_listed(NOT_NEGATIVE, "temperatures"),
@@ -120,7 +121,7 @@ _format_option = option(
     default=None,
 )
 @option(
-    "-n --n-predict n_tokens",
+    "-n --n-predict n_tokens | --predict $LLAMA_ARG_N_PREDICT",
     "Tokens to generate for each prompt.  [default: 128]",
     type=AT_LEAST_1,
 )
@@ -163,7 +164,7 @@ _format_option = option(
     type=FILE,
 )
 @sampling_options_beside_temperature
-@load_options.load_options
+@load_options()
 @shared.log_option
 @click.pass_context
 def command(

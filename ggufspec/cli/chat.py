@@ -13,6 +13,7 @@ import click
 
 from ggufspec.cli import ERROR, chat_messages, render, shared, text_settings
 from ggufspec.cli.chat_messages import AnswerForm, Entry, Keyboard, read_entry
+from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions
 from ggufspec.cli.run import Run, generate, loaded, report
 from ggufspec.common.facts import counted, json_object, plain
@@ -52,16 +53,14 @@ _FULL = (
 
 @click.command(name="chat", cls=shared.SectionedCommand)
 @shared.pair_options
-@shared.system_option
-@text_settings.chat_template_option
+@shared.system_option_of("System message.")
 @text_settings.text_options(shared.max_tokens_option, shared.seed_option)
-@text_settings.load_options_with_texts
+@load_options("texts", "chats")
 @shared.color_option
 @shared.explaining_option
 def command(
     pair: PairOptions,
     system: str | None,
-    chat_template: str | None,
     settings: dict[str, Any],
     load_settings: dict[str, Any],
     color: str,
@@ -76,8 +75,6 @@ def command(
       ggufspec chat --target large.gguf --draft small.gguf
       ggufspec chat --target large.gguf --draft auto --system "Answer briefly." --temp 0.7
     """
-    if chat_template is not None:
-        load_settings["chat_template"] = chat_template
     text_settings.check(pair, settings)
     given = {name: settings[name] for name in chat_messages.KEPT if text_settings.was_given(name)}
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, _, settings):

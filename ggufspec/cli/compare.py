@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, TimedText, verdict
-from ggufspec.cli import INTERRUPTED, load_options, render, shared, text_settings
+from ggufspec.cli import INTERRUPTED, render, shared, text_settings
+from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts, usual_text
 from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, option
 from ggufspec.cli.run import prompt_of, read_prompt
@@ -45,14 +46,14 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 @shared.prompt_options
 @text_settings.text_options(
     option(
-        "-n --n-predict max_tokens",
+        "-n --n-predict max_tokens | --predict $LLAMA_ARG_N_PREDICT",
         "Maximum tokens to generate with each of the two.",
         type=AT_LEAST_1,
         default=defaults.COMPARE_TOKENS,
     ),
     shared.seed_option,
 )
-@load_options.load_options
+@load_options()
 @option(
     "--speed",
     "Speed of the replay, relative to the race; 0: show only the end.",

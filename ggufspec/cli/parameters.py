@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.types import OptionHelpExtra
+
+from ggufspec.common.reading import read_text
+from ggufspec.errors import OptionError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Any], Any]  # a decorator that gives a command one option
@@ -19,50 +23,6 @@ COUNT = click.IntRange(min=0)
 AT_LEAST_1 = click.IntRange(min=1)
 _AUTO = {"auto": "auto"}
 PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
-
-# Keys: the last name of our option. --help and errors do not show these aliases.
-_ALIASES = {
-    "--target": ("--model",),
-    "--draft": ("--spec-draft-model", "--model-draft"),
-    "--n-predict": ("--predict",),
-    "--threads-draft": ("--spec-draft-threads",),
-    "--gpu-layers": ("--n-gpu-layers",),
-    "--gpu-layers-draft": ("--spec-draft-ngl", "--n-gpu-layers-draft"),
-    "--override-tensor-draft": ("--spec-draft-override-tensor",),
-    "--cpu-moe-draft": ("--spec-draft-cpu-moe",),
-    "--n-cpu-moe-draft": ("--spec-draft-n-cpu-moe", "--spec-draft-ncmoe"),
-    "--temp": ("--temperature",),
-    "--system": ("--system-prompt",),
-    "--stop": ("-r", "--reverse-prompt"),
-    "--color": ("-co",),
-    "--verbose": ("--log-verbose",),
-    "--alias": ("-a",),
-    "--timeout": ("-to",),
-    "--slots": ("-np", "--parallel"),
-    "--ctx-checkpoints": ("--swa-checkpoints",),
-}
-# Options whose variable is LLAMA_ARG_ with their own name.
-_NAMED_ALIKE = (
-    *("offline", "ctx-size", "n-predict", "threads", "override-tensor", "n-cpu-moe", "n-cpu-ffn"),
-    *("tensor-split", "main-gpu", "rpc", "flash-attn", "cache-type-k", "cache-type-v", "repack"),
-    *("rope-scale", "rope-freq-base", "rope-freq-scale", "yarn-orig-ctx", "context-shift"),
-    *("cache-ram", "ctx-checkpoints", "top-k", "top-p", "min-p", "repeat-penalty"),
-    *("presence-penalty", "frequency-penalty", "chat-template-file", "host", "port", "alias"),
-    "api-key-file",
-)
-VARIABLES = {
-    **{f"--{name}": f"LLAMA_ARG_{name.upper().replace('-', '_')}" for name in _NAMED_ALIKE},
-    "--target": "LLAMA_ARG_MODEL",
-    "--draft": "LLAMA_ARG_SPEC_DRAFT_MODEL",
-    "--batch-size": "LLAMA_ARG_BATCH",
-    "--gpu-layers": "LLAMA_ARG_N_GPU_LAYERS",
-    "--gpu-layers-draft": "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
-    "--n-cpu-moe-draft": "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
-    "--rope-scaling": "LLAMA_ARG_ROPE_SCALING_TYPE",
-    "--temp": "LLAMA_ARG_TEMPERATURE",
-    "--slots": "LLAMA_ARG_N_PARALLEL",
-    "--api-key": "LLAMA_API_KEY",
-}
 
 
 class Number(click.FloatRange):
@@ -83,9 +43,31 @@ SHARE = Number(min=0, max=1)
 
 
 def option(names: str, help_text: str, **settings: Any) -> Option:
-    """click.option with its names in one string; a default is shown in --help."""
-    shown = {"show_default": "default" in settings}
-    return click.option(*names.split(), cls=NamedOption, help=help_text, **{**shown, **settings})
+    """click.option with its names in one string; a default is shown in --help.
+
+    names: such as "-c --ctx-size n_ctx | --context $LLAMA_ARG_CTX_SIZE": after the names, that of
+    the parameter; after a bar, further names of llama.cpp, which --help and errors do not show;
+    and its environment variable.
+    """
+    shown, _, hidden = names.partition("|")
+    words = names.split()
+    settings["aliases"] = [word for word in hidden.split() if word.startswith("-")]
+    settings["envvar"] = [word[1:] for word in words if word.startswith("$")]
+    declared = [word for word in shown.split() if not word.startswith("$")]
+    declared += [word for word in hidden.split() if word[0] not in "-$"]
+    more = {"show_default": "default" in settings, **settings}
+    return click.option(*declared, cls=NamedOption, help=help_text, **more)
+
+
+def read_option(end: str = "") -> dict[str, Any]:
+    """Settings of an option whose value is read from a file, without trailing characters `end`."""
+
+    def read(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
+        if path is None:
+            return None
+        return read_text(path, "the file", OptionError).rstrip(end)
+
+    return {"type": PATH, "callback": read}
 
 
 def only(options: Iterable[Option], *names: str) -> list[Option]:
@@ -138,21 +120,22 @@ class OrWord(click.ParamType[Any]):
             raise
 
 
-THREADS = OrWord(AT_LEAST_1, {"auto": None, "-1": None})
-
-
 class NamedOption(click.Option):
     """An option that also has llama.cpp's names and variable; its own variable has priority."""
 
-    def __init__(self, param_decls: list[str], **settings: object) -> None:
+    def __init__(self, param_decls: list[str], *, aliases: list[str], **settings: Any) -> None:
+        self.aliases = aliases
         names = [name for name in param_decls if name.startswith("-")]
-        key = names[-1].partition("/")[0]
-        self.aliases = [name for name in _ALIASES.get(key, ()) if name not in names]
-        if self.aliases and len(names) == len(param_decls):  # else an alias would become its name
+        if aliases and len(names) == len(param_decls):  # else an alias would become its name
+            key = names[-1].partition("/")[0]
             param_decls = [*param_decls, key.lstrip("-").replace("-", "_")]
-        own = settings.pop("envvar", None)
-        found = [each for each in (own, VARIABLES.get(key)) if isinstance(each, str)]
-        super().__init__([*self.aliases, *param_decls], envvar=found or None, **settings)  # type: ignore[arg-type]
+        super().__init__([*aliases, *param_decls], **settings)
+
+    def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
+        """Without the range, which errors name."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         found = super().get_help_record(ctx)
@@ -169,5 +152,4 @@ class NamedOption(click.Option):
         source = ctx and self.name and ctx.get_parameter_source(self.name)
         if source != ParameterSource.ENVIRONMENT:
             return hint
-        names = [self.envvar] if isinstance(self.envvar, str) else self.envvar or ()
-        return f"{hint} ({next(name for name in names if os.environ.get(name))})"
+        return f"{hint} ({next(name for name in self.envvar or () if os.environ.get(name))})"

@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
-from ggufspec.cli import load_options, render, shared
+from ggufspec.cli import render, shared
+from ggufspec.cli.load_options import named
 from ggufspec.cli.loading import AUTO_DRAFT, proposed_draft
-from ggufspec.cli.parameters import SHARE, gathered, only, option
+from ggufspec.cli.parameters import SHARE, gathered, option
 from ggufspec.cli.text_settings import refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
@@ -86,7 +87,7 @@ def _bandwidth(value: str) -> int:
         metavar="SIZE",
         type=_bandwidth,
     ),
-    *only(load_options.LOAD, "rpc"),
+    *named("rpc"),
 )
 @gathered(
     "wished",
@@ -97,10 +98,9 @@ def _bandwidth(value: str) -> int:
         default=defaults.ACCEPTANCE,
     ),
     shared.draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16."),
-    load_options.context_option,
-    *only(load_options.LOAD, "n_ctx_draft", "type_k", "type_v"),
+    *named("n_ctx", "n_ctx_draft", "type_k", "type_v"),
 )
-@gathered("adapters", *only(load_options.LOAD, "lora", "lora_draft"))
+@gathered("adapters", *named("lora", "lora_draft"))
 @shared.json_option
 def command(
     target: str,

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import INTERRUPTED, render, shared, text_settings
+from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts, usual_text
 from ggufspec.cli.parameters import FILE, PATH, option
 from ggufspec.common.files import check_writable
 from ggufspec.common.reading import decoded, read_file, read_text
+from ggufspec.engine.load_options import OPTIONS
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
 @click.command(name="run", cls=shared.SectionedCommand)
 @shared.pair_options
 @shared.prompt_options
-@text_settings.chat_template_option
 @text_settings.text_options(shared.max_tokens_option, shared.seed_option)
-@text_settings.load_options_with_texts
+@load_options(
+    *("texts", "chats"),
+    chat_template={"help": f"{OPTIONS['chat_template'].help[:-1]}; implies --chat."},
+)
 @option(
     "--prediction",
     "File with a text that the answer may repeat, such as code before an edit. Tokens are drafted "
@@ -53,7 +57,6 @@ if TYPE_CHECKING:
 def command(
     pair: PairOptions,
     asked: dict[str, Any],
-    chat_template: str | None,
     settings: dict[str, Any],
     load_settings: dict[str, Any],
     prediction: Path | None,
@@ -74,8 +77,7 @@ def command(
       ggufspec run --target model-with-head.gguf --draft mtp --chat -p "Who was Napoleon?"
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
-    if chat_template is not None:
-        load_settings["chat_template"] = chat_template
+    if load_settings["chat_template"] is not None:
         asked["chat"] = True
     text = read_prompt(asked)
     if prompt_cache_ro and prompt_cache is None:

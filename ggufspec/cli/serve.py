@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import INTERRUPTED, load_options, render, shared, text_settings
+from ggufspec.cli import INTERRUPTED, render, shared, text_settings
+from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts
 from ggufspec.cli.parameters import (
     AT_LEAST_1,
@@ -25,6 +26,7 @@ from ggufspec.cli.parameters import (
 from ggufspec.common import defaults
 from ggufspec.common.facts import LogFormatter, counted
 from ggufspec.common.reading import read_file
+from ggufspec.engine.load_options import FIT, OPTIONS
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -37,61 +39,33 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @click.command(name="serve", cls=shared.SectionedCommand)
 @shared.pair_or_embedded_options()
 @text_settings.default_options
-@gathered(
-    "load_settings",
-    load_options.context_option_of("or less if memory is short"),
-    *load_options.LOAD,
-    text_settings.draft_text_option,
-    text_settings.chat_template_option,
-    option(
-        "--slots n_slots",
-        "Number of texts generated at the same time in shared batches, and of conversations kept "
-        "in the cache; each takes the memory of a context (-c).",
-        type=click.IntRange(1, defaults.N_SLOTS_LIMIT),
-        default=defaults.SERVE_SLOTS,
-    ),
-    option(
-        "--remember n_remembered",
-        "Draft from the latest N tokens of earlier texts; 0: none. A client can then guess from "
-        "its speed what other clients' texts contain.",
-        type=COUNT,
-        default=0,
-        metavar="TOKENS",
-    ),
-    option(
-        "-cram --cache-ram cache_ram",
-        "MiB of memory to keep conversations that lost their slot, so that their next turn reads "
-        "only what is new; 0: none.  [default: a quarter of the free memory, at most "
-        f"{defaults.CACHE_RAM:,}]",
-        type=COUNT,
-        metavar="MIB",
-    ),
-    option(
-        "-ctxcp --ctx-checkpoints ctx_checkpoints",
-        "For models with recurrent layers: number of states kept at ends of messages, so that a "
-        "turn without the earlier reasoning reads only what is new.",
-        type=COUNT,
-        default=defaults.CTX_CHECKPOINTS,
-    ),
+@load_options(
+    *("texts", "chats", "serve"),
+    n_ctx={"help": OPTIONS["n_ctx"].help.replace("at most 4096", "or less if memory is short")},
+    n_slots={"default": defaults.SERVE_SLOTS},
+    n_remembered={"default": 0},
 )
 @option(
-    "--host",
+    "--host $LLAMA_ARG_HOST",
     "Address to listen on; unless it is a loopback address, other machines can connect.",
     default=defaults.SERVE_HOST,
 )
 @option(
-    "--port",
+    "--port $LLAMA_ARG_PORT",
     "Port to listen on; 0: any free one.",
     type=click.IntRange(0, 65535),
     default=defaults.SERVE_PORT,
 )
 @option(
-    "--api-key",
+    "--api-key $GGUFSPEC_API_KEY $LLAMA_API_KEY",
     "Require this key from clients. Other local users can see command-line arguments; prefer "
     "the environment variable GGUFSPEC_API_KEY.",
-    envvar="GGUFSPEC_API_KEY",
 )
-@option("--api-key-file", "Require one of the keys in this file, one per line.", type=PATH)
+@option(
+    "--api-key-file $LLAMA_ARG_API_KEY_FILE",
+    "Require one of the keys in this file, one per line.",
+    type=PATH,
+)
 @gathered(
     "served",
     option(
@@ -113,7 +87,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
         default=defaults.SERVE_QUEUE,
     ),
     option(
-        "--timeout",
+        "--timeout | -to",
         "Seconds that a request may take, including waiting.",
         type=POSITIVE,
         default=defaults.SERVE_TIMEOUT,
@@ -125,7 +99,9 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
         default=defaults.SERVE_BODY,
     ),
 )
-@option("--alias", "Name of the model in responses.  [default: its file name]")
+@option(
+    "--alias | -a $LLAMA_ARG_ALIAS", "Name of the model in responses.  [default: its file name]"
+)
 @option(
     "--max-tokens n_tokens_max",
     "Limit on the max_tokens of requests.  [default: the size of the context]",
@@ -180,7 +156,7 @@ def command(
     load_settings |= room_for_drafts(settings["n_draft"])
     is_fitted = load_settings["n_ctx"] is None
     if is_fitted:
-        load_settings["n_ctx"] = "fit"
+        load_settings["n_ctx"] = FIT
     last_resort = watchdog(grace + 2 * AFTER_GRACE_SECONDS)
     with bind(host, port) as listening:
         target, draft = pair.find()

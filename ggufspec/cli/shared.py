@@ -47,7 +47,7 @@ def _none(context: click.Context, option: click.Parameter, value: int) -> int | 
 
 
 max_tokens_option = option(
-    "-n --n-predict max_tokens",
+    "-n --n-predict max_tokens | --predict $LLAMA_ARG_N_PREDICT",
     "Maximum tokens to generate; 0: only process the prompt; -1: until the model stops or the "
     "context is full; -2: the same without --context-shift.",
     type=click.IntRange(min=-2),
@@ -66,7 +66,7 @@ seed_option = option(
 def target_option(*, required: bool = True) -> Option:
     """The option for the target: a file, or a name that `cli.loading` resolves."""
     return option(
-        "-m --target",
+        "-m --target | --model $LLAMA_ARG_MODEL",
         "Target model: a GGUF file, or a name: a registered one, user/repo:QUANT or "
         "user/repo/file.gguf.",
         required=required,
@@ -78,7 +78,7 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
     """The option for the draft: a file, or a name. `without`: help text for leaving it out."""
     end = f"; {without}" if without else ""
     return option(
-        "-md --draft",
+        "-md --draft | --spec-draft-model --model-draft $LLAMA_ARG_SPEC_DRAFT_MODEL",
         "Draft: a file or name of a small model or of an MTP, DFlash or EAGLE-3 head; mtp: the "
         f"head in the target's own file; auto: chosen to fit the target{end}.",
         required=required,
@@ -90,7 +90,7 @@ LOOKUP = "without a draft, only n-gram lookup drafts"
 SEVERAL = "several drafts (a.gguf,b.gguf) are measured one after the other, and ranked"
 
 offline_option = option(
-    "--offline",
+    "--offline $LLAMA_ARG_OFFLINE",
     "Use only models on this machine; download nothing.  [default: HF_HUB_OFFLINE]",
     is_flag=True,
 )
@@ -162,21 +162,28 @@ DRAFTING = (
     ),
 )
 
-system_option = option("-sys --system", "System message; in run, implies --chat.")
+
+def system_option_of(help_text: str) -> Option:
+    return option("-sys --system | --system-prompt", help_text)
+
 
 prompt_options = gathered(
     "asked",
     option("-p --prompt", "Prompt text.  [default: read from stdin]"),
     option("-f --file prompt_file", "Read the prompt from a file.", type=PATH),
     option("--chat", "Apply the target's chat template, so that the model answers.", is_flag=True),
-    system_option,
+    system_option_of("System message; implies --chat."),
 )
 
-stop_option = option("--stop", "End before this string; may be given several times.", multiple=True)
+stop_option = option(
+    "--stop | -r --reverse-prompt",
+    "End before this string; may be given several times.",
+    multiple=True,
+)
 
 SHIFT = (
     option(
-        "--context-shift/--no-context-shift",
+        "--context-shift/--no-context-shift $LLAMA_ARG_CONTEXT_SHIFT",
         "When the context is full, drop the older half of the text and continue. Not for texts "
         "with a constraint.",
         default=False,
@@ -193,7 +200,7 @@ SHIFT = (
 ignore_eos_option = option("--ignore-eos", "Never sample the tokens that end a text.", is_flag=True)
 
 color_option = option(
-    "--color",
+    "--color | -co",
     "Show accepted draft tokens in green.",
     type=click.Choice(("auto", "on", "off")),
     default="auto",
@@ -212,7 +219,9 @@ def _show_log(context: click.Context, option: click.Parameter, verbose: bool) ->
 
 def verbose_option_of(help_text: str, **settings: Any) -> Option:
     """The option -v, which lets llama.cpp's log through to stderr."""
-    return option("-v --verbose", help_text, is_flag=True, callback=_show_log, **settings)
+    return option(
+        "-v --verbose | --log-verbose", help_text, is_flag=True, callback=_show_log, **settings
+    )
 
 
 _LOG = "Show llama.cpp's log on stderr."

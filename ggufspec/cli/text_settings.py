@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import load_options, render, shared
+from ggufspec.cli import render, shared
 from ggufspec.cli.loading import PairOptions
-from ggufspec.cli.parameters import PATH, Command, Number, Option, gathered, only, option
+from ggufspec.cli.parameters import Command, Number, Option, gathered, only, option, read_option
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
-from ggufspec.common.reading import read_text
 from ggufspec.decoding.sampling_options import NUMBERS, refusal
-from ggufspec.errors import OptionError
 from ggufspec.models.heads import DraftFile
 
 if TYPE_CHECKING:
@@ -54,43 +52,15 @@ def _breakers(
     return tuple(text for text in given if text != "none")
 
 
-def _from_file(names: str, help_text: str, end: str = "") -> Option:
-    """An option that reads its value from a file, without trailing characters in `end`."""
-
-    def read(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
-        if path is None:
-            return None
-        return read_text(path, "the file", OptionError).rstrip(end)
-
-    return option(names, help_text, type=PATH, callback=read)
-
-
-draft_text_option = option(
-    "--draft-text draft_texts",
-    "A text that answers may repeat, such as a file of the code that is edited; may be given "
-    "several times. Tokens are drafted from it; it does not change the answers.",
-    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
-    multiple=True,
-)
-load_options_with_texts = gathered(
-    "load_settings", load_options.context_option, *load_options.LOAD, draft_text_option
-)
-
-chat_template_option = _from_file(
-    "--chat-template-file chat_template",
-    "Chat template (Jinja) to use instead of the target's own; in run, implies --chat.",
-)
-
-
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "0", "0.0"):
         raise click.UsageError(refusal(option.name or "", option.opts[0]) or "")
 
 
-_FLAGS = {  # of options that are not named after their field
-    "temperature": "--temp temperature",
-    "typical_p": "--typical --typical-p typical_p",
-    "top_n_sigma": "--top-nsigma --top-n-sigma top_n_sigma",
+_NAMES = {  # of options that are not named after their field
+    "temperature": "--temp temperature | --temperature $LLAMA_ARG_TEMPERATURE",
+    "typical_p": "--typical-p | --typical",
+    "top_n_sigma": "--top-n-sigma | --top-nsigma",
 }
 
 
@@ -101,7 +71,10 @@ def _sampler(name: str) -> Option:
         kind = click.IntRange(None if least is None else int(least))
     elif least is None:
         kind = click.FLOAT
-    return option(_FLAGS.get(name, f"--{name.replace('_', '-')}"), text, type=kind, default=default)
+    names = _NAMES.get(name, f"--{name.replace('_', '-')}")
+    if name.endswith("_penalty") or name in ("top_k", "top_p", "min_p"):
+        names += f" $LLAMA_ARG_{name.upper()}"
+    return option(names, text, type=kind, default=default)
 
 
 _TEMPERATURE, *_NUMBERS = map(_sampler, NUMBERS)
@@ -134,12 +107,12 @@ _CONSTRAINTS = (
         "JSON schema of the text (oneOf is treated as anyOf); {}: any JSON.",
         metavar="SCHEMA",
     ),
-    _from_file("-jf --json-schema-file", "Read the schema from a file."),
+    option("-jf --json-schema-file", "Read the schema from a file.", **read_option()),
     option("--grammar", "Grammar of the text, in Lark or GBNF.", metavar="GRAMMAR"),
-    _from_file("--grammar-file", "Read the grammar from a file."),
+    option("--grammar-file", "Read the grammar from a file.", **read_option()),
     option("--regex", "Regular expression that matches the whole text.", metavar="REGEX"),
     # Most editors write a line break at the end of a file.
-    _from_file("--regex-file", "Read the regular expression from a file.", end="\r\n"),
+    option("--regex-file", "Read the regular expression from a file.", **read_option("\r\n")),
     option(
         "--choice choices",
         "The whole text is TEXT; several times: one of them.",

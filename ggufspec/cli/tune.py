@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import load_options, render, shared
+from ggufspec.cli import render, shared
+from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions, find_draft, find_model, late_bars, load_with_bars
 from ggufspec.cli.parameters import gathered, option
 from ggufspec.cli.text_settings import conditions, refuse_without_draft, was_given
@@ -55,7 +56,7 @@ _SETTINGS = {
     type=click.IntRange(1, 1000),
     default=defaults.TUNE_RUNS,
 )
-@load_options.load_options
+@load_options()
 @shared.json_option
 @option(
     "--forget forgets",

@@ -6,6 +6,7 @@ import math
 import operator
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import NoneType
@@ -47,6 +48,42 @@ def whole(name: str, value: object) -> int:
         raise OptionError(f"{name} is {value!r}; it must be a whole number") from error
 
 
+@dataclass(frozen=True)
+class Whole:
+    """The check of a whole number from `least` to `most`, or of a word for a value."""
+
+    least: int
+    most: int = 2**31 - 1
+    words: Mapping[str, int | None] = field(default_factory=dict)
+
+    def __call__(self, name: str, value: object) -> int | None:
+        if self.words and isinstance(value, str):
+            if value in self.words:
+                return self.words[value]
+            raise OptionError(f"{name} is {value!r}; it must be a whole number, or 'auto'")
+        if not self.least <= (found := whole(name, value)) <= self.most:
+            raise OptionError(f"{name} is {found}; it must be from {self.least:,} to {self.most:,}")
+        return found
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The check of a word from a list."""
+
+    words: Sequence[str]
+
+    def __call__(self, name: str, value: object) -> str:
+        if value not in self.words:
+            raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(self.words)}")
+        return str(value)
+
+
+def positive(name: str, value: object) -> float:
+    if not 0 < (found := number32(name, value)) < math.inf:
+        raise OptionError(f"{name} is {found}; it must be a finite number greater than 0")
+    return found
+
+
 def switch(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name} is {value!r}; it must be True or False")
@@ -74,6 +111,12 @@ def path(name: str, value: object) -> Path:
     if not isinstance(value, (str, PathLike)) or not str(value):
         raise OptionError(f"{name} is {value!r}; it must be the path of a file")
     return Path(value)
+
+
+def paths(name: str, value: object) -> tuple[Path, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError(f"{name} is {value!r}; it must be a list of files")
+    return tuple(path(f"an entry of {name}", entry) for entry in value)
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from ggufspec.common import defaults, validate
+from ggufspec.common import defaults
+from ggufspec.engine.load_options import LoadOptions
 from ggufspec.engine.options import file_sampling
 from ggufspec.engine.speeds import (
     PairCosts,
@@ -17,15 +18,13 @@ from ggufspec.engine.speeds import (
     with_measured_speeds,
 )
 from ggufspec.errors import OptionError
-from ggufspec.llama.attention import UsualText
 from ggufspec.llama.build import why_no_gpu
-from ggufspec.llama.context_options import KV_TYPES, choice
 from ggufspec.llama.devices import buffer_types, free_memory, gpus
-from ggufspec.models.adapters import Adapters, with_adapters
+from ggufspec.models.adapters import with_adapters
 from ggufspec.models.head_facts import HeadFacts
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.heads import DraftFile, check_model
-from ggufspec.models.key_overrides import NO_ROPE, KeyOverrides, Rope, with_key_overrides
+from ggufspec.models.heads import check_model
+from ggufspec.models.key_overrides import with_key_overrides
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of, with_kept
 from ggufspec.placement.memory import n_rollback
 from ggufspec.placement.overrides import Overrides, check_buffers, check_patterns, on_cpu, stays
@@ -41,72 +40,7 @@ from ggufspec.placement.speeds import Gpu, Machine, PassTimes
 # Shares of the free memory of GPUs that further attempts plan with: a driver may report memory as
 # free that other programs use. The last attempt leaves GPUs out.
 _SMALLER = (0.85, 0.6, 0.0)
-_MOST_LAYERS = 2**31
 _MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
-_LIMITS = {
-    "n_ctx": 2**31 - 1,
-    "n_ctx_draft": 2**31 - 1,
-    "n_batch": 2**20,
-    "n_draft_max": defaults.N_DRAFT_LIMIT,
-    "n_slots": defaults.N_SLOTS_LIMIT,
-    "n_threads": 512,  # as in llama.cpp
-    "n_threads_draft": 512,
-    "cache_ram": 2**30,
-    "ctx_checkpoints": 1024,
-}
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """The options of ggufspec.load, checked. None: to be chosen; negative layers: all."""
-
-    target: Path
-    draft: DraftFile | None = None
-    n_ctx: int | None = None
-    n_ctx_usual: int | None = defaults.N_CTX  # upper bound if n_ctx is None; None: what fits
-    n_ctx_draft: int | None = None
-    n_batch: int | None = None
-    n_draft_max: int = defaults.N_DRAFT_MAX
-    n_slots: int = 1
-    exact: bool = False
-    n_gpu_layers: int | None = None
-    n_gpu_layers_draft: int | None = None
-    overrides: Overrides | None = None  # of the target's tensors
-    overrides_draft: Overrides | None = None
-    n_cpu_ffn: int | None = None  # None: chosen, as in PlacementOptions; 0 with `overrides`
-    n_cpu_ffn_draft: int = 0
-    lora: Adapters = ()
-    lora_draft: Adapters = ()
-    tensor_split: Sequence[float] = ()
-    main_gpu: int | None = None
-    n_threads: int | None = None
-    n_threads_draft: int | None = None
-    flash_attention: str = defaults.FLASH_ATTENTION
-    usual_text: UsualText | None = None
-    type_k: str = defaults.KV_TYPE
-    type_v: str = defaults.KV_TYPE
-    mmap: bool = True
-    mlock: bool = False
-    repack: bool = True
-    op_offload: bool | None = None  # as given by the user; `offloads` is the decision
-    override_kv: KeyOverrides = ()  # of the target; `Fit` adds those of `rope`
-    override_kv_draft: KeyOverrides = ()
-    rope: Rope = NO_ROPE
-    tuned: bool = True
-    chat_template: str | None = None
-    cache_ram: int | None = None  # MiB
-    ctx_checkpoints: int = defaults.CTX_CHECKPOINTS
-    n_rollback: int = 0  # of the target's context
-    offloads: bool = True  # see ContextOptions
-    placement: str | None = None  # one line that tells the user what was chosen; None: nothing was
-
-    def __post_init__(self) -> None:
-        for name, most in _LIMITS.items():
-            value = getattr(self, name)
-            is_given = value is not None or name in ("n_draft_max", "n_slots", "ctx_checkpoints")
-            least = 0 if name in ("n_ctx", "cache_ram", "ctx_checkpoints") else 1
-            if is_given and not least <= validate.whole(name, value) <= most:
-                raise OptionError(f"{name} is {value}; it must be from {least} to {most:,}")
 
 
 class Fit:
@@ -153,8 +87,6 @@ class Fit:
         self._options = replace(options, n_rollback=n_kept)
         self._gpus = gpus()
         self._shares, self._is_shorter = list(_SMALLER), False  # for the attempts after the first
-        choice(KV_TYPES, options.type_k, "type of the K cache")
-        choice(KV_TYPES, options.type_v, "type of the V cache")
         if len(options.tensor_split) > _MOST_GPUS:
             raise OptionError(
                 f"tensor_split has {len(options.tensor_split)} shares; llama.cpp supports at most "
@@ -288,7 +220,7 @@ class Fit:
             n_gpu_layers=options.n_gpu_layers,
             n_gpu_layers_draft=options.n_gpu_layers_draft,
             n_cpu_ffn=options.n_cpu_ffn,
-            n_cpu_ffn_draft=options.n_cpu_ffn_draft,
+            n_cpu_ffn_draft=options.n_cpu_ffn_draft or 0,
             n_slots=options.n_slots,
             n_draft_max=options.n_draft_max,
             n_checkpoints=options.ctx_checkpoints,
@@ -350,15 +282,3 @@ def _kept(shape: ModelShape, header: Header, overrides: Overrides | None) -> Mod
     check_buffers(overrides, buffer_types())
     check_patterns(overrides, str(header.paths[0]), header.tensor_names)
     return with_kept(shape, header, partial(stays, overrides))
-
-
-def layers(name: str, value: int | str) -> int | None:
-    """A number of layers; None for "auto". Raises OptionError."""
-    if value == defaults.N_GPU_LAYERS:
-        return None
-    if isinstance(value, str):
-        raise OptionError(f"{name} is {value!r}; it must be a whole number, or 'auto'")
-    found = validate.whole(name, value)
-    if abs(found) >= _MOST_LAYERS:
-        raise OptionError(f"{name} is {value}; no model has so many layers (-1: all)")
-    return found

@@ -7,7 +7,7 @@ from functools import partial
 
 from ggufspec.common import defaults
 from ggufspec.common.progress import LoadProgress
-from ggufspec.engine.fit import LoadOptions
+from ggufspec.engine.load_options import LoadOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.rpc import RemoteDevice
 from ggufspec.models.head_facts import MTP, HeadFacts

@@ -7,12 +7,10 @@ import re
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from weakref import finalize
 
-from ggufspec.common import defaults, validate
+from ggufspec.common import defaults
 from ggufspec.common.facts import counted
-from ggufspec.common.reading import read_text
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.stats import Threads
 from ggufspec.drafting import constants
@@ -231,14 +229,6 @@ class Pair:
 def _free(pid: int, resources: ExitStack) -> None:
     if pid == os.getpid():  # not in a fork, to which the models do not belong
         resources.close()
-
-
-def read_texts(paths: Sequence[str | Path]) -> list[str]:
-    """The contents of the files (UTF-8) in `draft_texts`. Raises OptionError, PromptError."""
-    if isinstance(paths, str) or not isinstance(paths, Sequence):
-        raise OptionError(f"draft_texts is {paths!r}; it must be a list of files")
-    files = [validate.path("an entry of draft_texts", path) for path in paths]
-    return [read_text(file, "the draft text") for file in files]
 
 
 def add_texts(

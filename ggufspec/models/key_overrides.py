@@ -67,9 +67,6 @@ class Rope(NamedTuple):
         return tuple(KeyOverride(f"{architecture}.rope.{key}", given[key]) for key in given)
 
 
-NO_ROPE = Rope()
-
-
 def rope_of(
     scaling: str | None,
     scale: float | None,
@@ -77,25 +74,13 @@ def rope_of(
     freq_scale: float | None,
     n_ctx_orig: int | None,
 ) -> Rope:
-    """Checks the rope options, which have these names. Raises OptionError."""
-    if scaling not in (None, *ROPE_SCALINGS):
-        raise OptionError(
-            f"rope_scaling is {scaling!r}; it must be one of {', '.join(ROPE_SCALINGS)}"
-        )
+    """The rope options, which have these names. Raises OptionError if two contradict."""
     if scale is not None and freq_scale is not None:
         raise OptionError(
             "rope_scale (--rope-scale) and rope_freq_scale (--rope-freq-scale) were given, which "
             "is 1 / rope_scale; give one of them"
         )
-    factors = {"scale": scale, "freq_base": freq_base, "freq_scale": freq_scale}
-    for name, value in factors.items():
-        if value is not None and not 0 < validate.number32(f"rope_{name}", value) < math.inf:
-            raise OptionError(f"rope_{name} is {value}; it must be a finite number greater than 0")
-    if n_ctx_orig is not None and not 0 < validate.whole("yarn_orig_ctx", n_ctx_orig) < 2**31:
-        raise OptionError(f"yarn_orig_ctx is {n_ctx_orig}; it must be from 1 to {2**31 - 1:,}")
-    factor = scale if freq_scale is None else 1 / freq_scale
-    scale, freq_base = (None if each is None else float(each) for each in (factor, freq_base))
-    return Rope(scaling, scale, freq_base, n_ctx_orig)
+    return Rope(scaling, scale if freq_scale is None else 1 / freq_scale, freq_base, n_ctx_orig)
 
 
 def key_overrides_of(name: str, given: object) -> KeyOverrides:

@@ -7,13 +7,11 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ggufspec.common import validate
 from ggufspec.errors import OptionError
 from ggufspec.models.gguf_file import DENSE, EXPERTS
 
 CPU = "CPU"  # ggml's name of its buffer type
 ALL = -1
-_MOST = 2048  # layers of a model
 # Syntax that only one of Python and llama.cpp (ECMAScript, by std::regex) has. std::regex matches
 # recursively: patterns of 100,000 characters end the process.
 _NOT_OF_BOTH = re.compile(r"\(\?(?![:=!])|\\[AZ]|\[:\w+:]|[+*?}][+]|{,")
@@ -51,18 +49,9 @@ def overrides_of(
     "PATTERN=TYPE" each. `n_experts`, `n_dense`: number of layers whose experts, or dense
     feed-forward matrices, stay on the CPU; negative: all layers. Raises OptionError.
     """
-    name = f"override_tensor{end}"
-    made = [_parsed(name, each) for each in validate.texts(name, tensors)]
-    counts = {f"n_cpu_moe{end}": (EXPERTS, n_experts), f"n_cpu_ffn{end}": (DENSE, n_dense)}
-    for name, (pattern, n_layers) in counts.items():
-        if n_layers is None:
-            continue
-        if not ALL <= validate.whole(name, n_layers) <= _MOST:
-            raise OptionError(
-                f"{name} is {n_layers}; it must be a number of layers, at most {_MOST}, or "
-                "-1 for all"
-            )
-        made += on_cpu(pattern, n_layers)
+    made = [_parsed(f"override_tensor{end}", each) for each in tensors]
+    for pattern, n_layers in ((EXPERTS, n_experts), (DENSE, n_dense)):
+        made += () if n_layers is None else on_cpu(pattern, n_layers)
     is_given = bool(made) or n_experts is not None or n_dense is not None
     return tuple(made) if is_given else None
 

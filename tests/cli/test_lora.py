@@ -64,7 +64,7 @@ def test_a_file_that_is_no_adapter(
 )
 def test_all_commands_that_load_have_both(command: Command, name: str) -> None:
     text = command(name, "--help").out
-    assert "--lora-scaled, --lora FILE[:SCALE]" in text
+    assert "--lora FILE[:SCALE]" in text
     assert "--lora-draft FILE[:SCALE]" in text
 
 

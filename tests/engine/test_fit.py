@@ -15,6 +15,7 @@ import tiny
 
 import ggufspec
 from ggufspec.engine import fit, load
+from ggufspec.engine.load_options import LoadOptions
 from ggufspec.errors import ClosedError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
 from ggufspec.llama.model import Model
@@ -68,16 +69,16 @@ def test_experts_that_have_no_room_stay_on_the_cpu(
 ) -> None:
     target = paper.write(tmp_path / "moe.gguf", paper.QWEN_3_30B)
     has_gpus(12 * 1024 * MIB)
-    placed = fit.Fit(fit.LoadOptions(target)).first()
+    placed = fit.Fit(LoadOptions(target)).first()
     assert placed.n_gpu_layers == 49
     assert placed.overrides
     assert stays(placed.overrides, "blk.0.ffn_up_exps.weight")
     assert not stays(placed.overrides, "blk.47.ffn_up_exps.weight")
     assert "layers of the target without experts of the first" in (placed.placement or "")
-    whole = fit.Fit(fit.LoadOptions(target, overrides=())).first()
+    whole = fit.Fit(LoadOptions(target, overrides=())).first()
     assert whole.n_gpu_layers < 49
     assert whole.overrides == ()
-    named = fit.Fit(fit.LoadOptions(target, overrides=on_cpu(EXPERTS, 5))).first()
+    named = fit.Fit(LoadOptions(target, overrides=on_cpu(EXPERTS, 5))).first()
     assert "the tensors that you named are where you put them" in (named.placement or "")
     assert "of the first" not in (named.placement or "")
 
@@ -91,11 +92,11 @@ def test_an_mtp_head_that_costs_more_than_it_saves_is_left_out(
     with_head, told = [], []
     for n_free in (6, 24):
         has_gpus(n_free * 1024 * MIB)
-        places = fit.Fit(fit.LoadOptions(path, draft="mtp", tuned=False))
+        places = fit.Fit(LoadOptions(path, draft="mtp", tuned=False))
         placed = places.first()
         with_head.append((placed.draft, places.head is not None))
         told.append("its MTP head is left out" in (placed.placement or ""))
-        asked = fit.LoadOptions(path, draft="mtp", n_gpu_layers=10, tuned=False)
+        asked = LoadOptions(path, draft="mtp", n_gpu_layers=10, tuned=False)
         assert fit.Fit(asked).first().draft == "mtp", "layers that were given keep it"
     assert with_head == [(None, False), ("mtp", True)]
     assert told == [True, False]
@@ -138,7 +139,7 @@ def test_layers_that_were_asked_for_are_not_decided(
         assert "1 of 3 layers of the target" in engine.placement
 
 
-@pytest.mark.parametrize("main_gpu", [2, 2**40])
+@pytest.mark.parametrize("main_gpu", [2, 1000])
 def test_a_gpu_that_is_not_there_is_refused(
     main_gpu: int, target: Path, has_gpus: Callable[..., None]
 ) -> None:

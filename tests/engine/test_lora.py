@@ -19,6 +19,7 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.load_options import LoadOptions
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.models.adapters import Adapter
@@ -127,7 +128,7 @@ def test_their_memory_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fit, "gpus", lambda: (Gpu("GPU", 1000 * 2**20),))
     adapter = (Adapter(tmp_path / "lora.gguf"),)
     alone, adapted, below = (
-        fit.Fit(fit.LoadOptions(target, draft, lora=its, lora_draft=of_draft)).first()
+        fit.Fit(LoadOptions(target, draft, lora=its, lora_draft=of_draft)).first()
         for its, of_draft in (((), ()), (adapter, ()), ((), adapter))
     )
     assert (alone.n_gpu_layers, alone.n_gpu_layers_draft) == (3, 2)

@@ -22,7 +22,8 @@ from rpc_server import RpcServer, rpc_server
 
 import ggufspec
 from ggufspec.engine import fit, load
-from ggufspec.engine.fit import Fit, LoadOptions
+from ggufspec.engine.fit import Fit
+from ggufspec.engine.load_options import LoadOptions
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices
 from ggufspec.llama.model import Model
