@@ -70,8 +70,9 @@ _format_option = option(
 @click.group(cls=shared.SectionedGroup, invoke_without_command=True)
 @option(
     "--preset",
-    "A known experiment with its own models, prompts and table: see above.",
+    "A known experiment with its own prompts and table: see above.",
     type=click.Choice(PRESETS),
+    metavar="NAME",
 )
 @shared.pair_or_embedded_options(shared.SEVERAL)
 @option(
@@ -108,8 +109,8 @@ _format_option = option(
 @option("-p --prompt", "A single prompt.")
 @option(
     "--prompts prompt_file",
-    "Prompts: JSON lines with question_id, category, turns (Spec-Bench, MT-bench) or prompt, "
-    "or plain text.  [default: built-in prompts]",
+    "Prompts: JSON lines (Spec-Bench, MT-bench), or plain text. Lines have turns or prompt, and "
+    "question_id and category.  [default: built-in prompts]",
     type=FILE,
 )
 @option(
@@ -159,8 +160,8 @@ _format_option = option(
 )
 @option(
     "--plot plot_path",
-    "Draw a plot into this .png or .svg file: speed-up and cost by draft length, acceptance "
-    "by position, one text over time. Needs ggufspec[plot].",
+    "Draw a plot into this .png or .svg file. It shows speed-up and cost by draft length, "
+    "acceptance by position, and one text over time. Needs ggufspec[plot].",
     type=FILE,
 )
 @sampling_options_beside_temperature

@@ -42,7 +42,7 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
 @click.command(name="compare", cls=shared.SectionedCommand)
-@shared.pair_or_embedded_options(f"{shared.LOOKUP}; {shared.SEVERAL}")
+@shared.pair_or_embedded_options(f"{shared.LOOKUP} {shared.SEVERAL}")
 @shared.prompt_options
 @text_settings.text_options(
     option(

@@ -38,6 +38,9 @@ _OUTPUT_FAILURES = {
 }
 
 
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
 class _Commands(click.Group):
     """Imports a subcommand's module on demand, so that --help is instant."""
 
@@ -55,7 +58,7 @@ class _Commands(click.Group):
             formatter.write_dl(sorted(_COMMANDS.items()))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings=_HELP)
 @click.version_option(__version__, prog_name="ggufspec")
 def cli() -> None:
     """Speculative decoding for GGUF models.

@@ -12,34 +12,38 @@ from ggufspec.cli.loading import PairOptions
 from ggufspec.cli.parameters import PATH, Command, Option, OrWord, gathered, option
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling_options import NUMBERS
+from ggufspec.engine.load_options import OPTIONS
 
-# The sections of --help in order, each with the names of its parameters in order. An option that is
-# not listed goes into the last section.
+# The sections of --help-all in order, each with the names of its parameters in order; --help lists
+# those before the bar. The other options of `load` have a section in their table. An option that is
+# in no section is in the last one, and in --help.
 _SECTIONS: Final = {
     "Options": "preset target draft prompt prompt_file output vram port vocab layers type_ texts",
-    "Models": "lora lora_draft offline size cache_dir alias",
-    "Prompt": "n_prompts limit chat system chat_template",
-    "Drafting": "n_draft lengths tree trees drafter prediction draft_texts n_remembered drafters "
+    "Models": "| offline size cache_dir",
+    "Server": "host api_key alias n_slots | api_key_file cors_origins slot_folder",
+    "Prompt": "limit chat system | n_prompts",
+    "Text": "max_tokens n_tokens stop | ignore_eos context_shift n_keep",
+    "Sampling": "temperature temperatures top_k top_p seed "
+    f"| {' '.join(NUMBERS)} dry_sequence_breakers logit_bias samplers",
+    "Constraints": "json_schema | json_schema_file grammar grammar_file regex regex_file choices",
+    "Drafting": "n_draft lengths | tree trees drafter prediction n_remembered drafters "
     "verify rules draft_temperature acceptance",
-    "Text": "max_tokens n_tokens stop ignore_eos context_shift n_keep",
-    "Sampling": f"temperature temperatures seed {' '.join(NUMBERS)} dry_sequence_breakers "
-    "logit_bias samplers",
-    "Constraints": "json_schema json_schema_file grammar grammar_file regex regex_file choices",
-    "Devices and memory": "n_gpu_layers n_gpu_layers_draft override_tensor n_cpu_moe n_cpu_ffn "
-    "override_tensor_draft n_cpu_moe_draft n_cpu_ffn_draft tensor_split main_gpu rpc ram "
-    "prompt_cache prompt_cache_ro gpu_bandwidth ram_bandwidth n_threads n_threads_draft n_ctx "
-    "n_ctx_draft n_batch flash_attention type_k type_v mmap cache_ram ctx_checkpoints mlock repack "
-    "op_offload override_kv rope_scaling rope_scale rope_freq_base rope_freq_scale yarn_orig_ctx",
-    "Server": "host api_key api_key_file cors_origins n_slots slot_folder",
-    "Processes": "n_workers address n_gpus",
-    "Limits": "n_waiting_max timeout n_tokens_max n_body_bytes grace n_retries",
-    "Measurement": "n_runs runs n_warm_up depth n_most alpha near_tie forgets against llama_bin "
-    "compare",
-    "Output": "form json_path resume retry_failed plot_path record speed color as_json verbose",
+    "Devices and memory": "n_ctx n_gpu_layers n_gpu_layers_draft n_threads ram gpu_bandwidth "
+    "ram_bandwidth | prompt_cache prompt_cache_ro",
+    "Processes": "n_workers address | n_gpus",
+    "Limits": "n_waiting_max timeout n_tokens_max | n_body_bytes grace n_retries",
+    "Measurement": "n_runs runs depth n_most alpha forgets against compare "
+    "| near_tie n_warm_up llama_bin",
+    "Output": "json_path resume plot_path record speed as_json verbose | retry_failed form color",
 }
+_USUAL: Final = " ".join(names.partition("|")[0] for names in _SECTIONS.values()).split()
+_RARE: Final = {name for names in _SECTIONS.values() for name in names.partition("|")[2].split()}
+_RARE |= OPTIONS.keys()
+_RARE -= {*_USUAL}
 _NUMBERS = {"INTEGER RANGE": "N", "FLOAT RANGE": "X", "INTEGER": "N", "FLOAT": "X"}
 _SHORTER: Final = {**_NUMBERS, "N|AUTO": "N|auto"}
-_FEW: Final = 12  # a command with so few options needs no sections
+_FEW, _MOST = 12, 25  # options without sections, and at once
+_ALL: Final = f"{__name__}.all"  # in a context: its help is that of --help-all
 
 
 def _none(context: click.Context, option: click.Parameter, value: int) -> int | None:
@@ -48,8 +52,8 @@ def _none(context: click.Context, option: click.Parameter, value: int) -> int | 
 
 max_tokens_option = option(
     "-n --n-predict max_tokens | --predict $LLAMA_ARG_N_PREDICT",
-    "Maximum tokens to generate; 0: only process the prompt; -1: until the model stops or the "
-    "context is full; -2: the same without --context-shift.",
+    "Maximum tokens to generate; -1: until the model stops or the context is full. 0: only process "
+    "the prompt; -2: as -1, without --context-shift.",
     type=click.IntRange(min=-2),
     default=-1,
     callback=_none,
@@ -75,19 +79,18 @@ def target_option(*, required: bool = True) -> Option:
 
 
 def draft_option(without: str = "", *, required: bool = False) -> Option:
-    """The option for the draft: a file, or a name. `without`: help text for leaving it out."""
-    end = f"; {without}" if without else ""
+    """The option for the draft: a file, or a name. `without`: a sentence on leaving it out."""
     return option(
         "-md --draft | --spec-draft-model --model-draft $LLAMA_ARG_SPEC_DRAFT_MODEL",
-        "Draft: a file or name of a small model or of an MTP, DFlash or EAGLE-3 head; mtp: the "
-        f"head in the target's own file; auto: chosen to fit the target{end}.",
+        "Draft: a file or name of a small model or of a head (MTP, DFlash, EAGLE-3); mtp: the head "
+        f"in the target's own file; auto: chosen to fit the target. {without}".rstrip(),
         required=required,
         metavar="MODEL",
     )
 
 
-LOOKUP = "without a draft, only n-gram lookup drafts"
-SEVERAL = "several drafts (a.gguf,b.gguf) are measured one after the other, and ranked"
+LOOKUP = "Without a draft, only n-gram lookup drafts."
+SEVERAL = "Several drafts (a.gguf,b.gguf) are measured one after the other, and ranked."
 
 offline_option = option(
     "--offline $LLAMA_ARG_OFFLINE",
@@ -131,7 +134,7 @@ DRAFTING = (
     draft_n_option_of(
         defaults.N_DRAFT,
         "Draft length: tokens drafted per round; auto: the length with the highest expected "
-        "tokens/s, 0 if drafting would not be faster.",
+        "tokens/s. That is 0 if drafting would not be faster.",
     ),
     option(
         "--tree",
@@ -233,6 +236,13 @@ explaining_option = verbose_option_of(
 
 
 class SectionedCommand(click.Command):
+    """Its --help lists the usual options, with a sentence each; --help-all lists all, in groups."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if sum(not getattr(each, "hidden", True) for each in self.params) > _MOST:
+            self.params.append(_all_option())
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records: dict[str, list[tuple[str, str]]] = {}  # a flag may set another option's value
         for parameter in self.get_params(ctx):
@@ -240,14 +250,43 @@ class SectionedCommand(click.Command):
                 continue  # already in the usage line; some versions of click return an empty record
             if parameter.name and (record := parameter.get_help_record(ctx)) is not None:
                 records.setdefault(parameter.name, []).append((_shortened(record[0]), record[1]))
-        sections = _SECTIONS if len(records) > _FEW else {"Options": ""}
+        sections = {title: names.replace("|", "").split() for title, names in _SECTIONS.items()}
+        for name, each in OPTIONS.items():
+            sections[each.section].append(name)
+        if "help_all" in records and not ctx.meta.get(_ALL):
+            records = {
+                name: [(names, _first_sentence(text)) for names, text in records[name]]
+                for name in (*_USUAL, *records)
+                if name in records and name not in _RARE
+            }
+            sections = {"Options": [*records]}
+        elif len(records) <= _FEW:
+            sections = {"Options": []}
         for title, names in sections.items():
-            listed = [records.pop(name) for name in names.split() if name in records]
+            shown = [records.pop(name) for name in names if name in records]
             if title == [*sections][-1]:
-                listed += records.values()
-            if listed:
+                shown += records.values()
+            if shown:
                 with formatter.section(title):
-                    formatter.write_dl([*chain(*listed)])
+                    formatter.write_dl([*chain(*shown)])
+
+
+def _first_sentence(text: str) -> str:
+    """The text up to its first sentence, and its default."""
+    said, bracket, default = text.partition("  [")
+    return said.partition(". ")[0].rstrip(".") + "." + bracket + default
+
+
+def _all_option() -> click.Option:
+    def show(context: click.Context, option: click.Parameter, given: bool) -> None:
+        if given and not context.resilient_parsing:
+            context.meta[_ALL] = True
+            click.echo(context.get_help(), color=context.color)
+            context.exit()
+
+    text = "Show all options, in groups, and exit."
+    how: Any = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": show}
+    return click.Option(["--help-all"], help=text, **how)
 
 
 class SectionedGroup(click.Group, SectionedCommand):

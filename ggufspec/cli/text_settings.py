@@ -104,7 +104,7 @@ _SAMPLERS = (
 _CONSTRAINTS = (
     option(
         "-j --json-schema",
-        "JSON schema of the text (oneOf is treated as anyOf); {}: any JSON.",
+        "JSON schema of the text; {}: any JSON. oneOf is treated as anyOf.",
         metavar="SCHEMA",
     ),
     option("-jf --json-schema-file", "Read the schema from a file.", **read_option()),

@@ -34,7 +34,7 @@ _SETTINGS = {
 @gathered(
     "pair",
     shared.target_option(required=False),
-    shared.draft_option("none: only the target is measured"),
+    shared.draft_option("Without it, only the target is measured."),
     shared.offline_option,
     make=PairOptions,
 )

@@ -87,10 +87,18 @@ class LoadOptions:
     target: Path
     draft: DraftFile | None = None
     # fmt: off
+    n_ctx: int | None = _option(None, Whole(0), "-c --ctx-size $LLAMA_ARG_CTX_SIZE",
+        "Context size: tokens of prompt and text together; 0: what the target was trained for.  "
+        f"[default: that, at most {defaults.N_CTX}]")
+    n_slots: int = _option(1, Whole(1, defaults.N_SLOTS_LIMIT),
+        "--slots | -np --parallel $LLAMA_ARG_N_PARALLEL",
+        "Number of texts generated at the same time in shared batches, and of conversations kept "
+        "in the cache. Each takes the memory of a context (-c).", section="Server",
+        commands="serve")
     n_gpu_layers: int | None = _option(defaults.N_GPU_LAYERS, _LAYERS,
         "-ngl --gpu-layers | --n-gpu-layers $LLAMA_ARG_N_GPU_LAYERS",
-        "Layers of the target on GPUs, counting the output layer; -1 or all: all; auto: the number "
-        "with the best predicted speed that fits free memory.")
+        "Layers of the target on GPUs, counting the output layer: a number, all, or auto. -1: all; "
+        "auto: the number with the best predicted speed that fits free memory.")
     n_gpu_layers_draft: int | None = _option(defaults.N_GPU_LAYERS, _LAYERS,
         "-ngld --gpu-layers-draft | --spec-draft-ngl --n-gpu-layers-draft"
         " $LLAMA_ARG_N_GPU_LAYERS_DRAFT",
@@ -125,9 +133,6 @@ class LoadOptions:
         "-td --threads-draft | --spec-draft-threads",
         "Threads for the draft. auto: as the target, or what tune found; 1 for a tiny draft.  "
         "[default: auto]")
-    n_ctx: int | None = _option(None, Whole(0), "-c --ctx-size $LLAMA_ARG_CTX_SIZE",
-        "Context size: tokens of prompt and text together; 0: what the target was trained for.  "
-        f"[default: that, at most {defaults.N_CTX}]")
     n_ctx_draft: int | None = _option(None, Whole(1), "-cd --ctx-size-draft",
         "Context size of a draft model, to save memory: it reads only the first and the newest "
         "tokens of a longer text.  [default: the target's]")
@@ -194,11 +199,6 @@ class LoadOptions:
     n_remembered: int = _option(defaults.N_REMEMBERED, Whole(0), "--remember",
         "Draft from the latest N tokens of earlier texts; 0: none. A client can then guess from "
         "its speed what other clients' texts contain.", metavar="TOKENS", section="Drafting",
-        commands="serve")
-    n_slots: int = _option(1, Whole(1, defaults.N_SLOTS_LIMIT),
-        "--slots | -np --parallel $LLAMA_ARG_N_PARALLEL",
-        "Number of texts generated at the same time in shared batches, and of conversations kept "
-        "in the cache; each takes the memory of a context (-c).", section="Server",
         commands="serve")
     cache_ram: int | None = _option(None, Whole(0, 2**30), "-cram --cache-ram $LLAMA_ARG_CACHE_RAM",
         "MiB of memory to keep conversations that lost their slot, so that their next turn reads "

@@ -35,6 +35,6 @@ def test_it_serves(command: Command) -> None:
     (entry,), (shown,) = map(arguments, ("ENTRYPOINT", "CMD"))
     assert json.loads(entry) == ["ggufspec"]
     name, *options = json.loads(shown)
-    text = command(name, "--help").out
+    text = command(name, "--help-all").out
     assert all(each in text for each in options if each.startswith("--"))
     assert arguments("USER") == ["10001"], "a number, which Kubernetes can tell from root"

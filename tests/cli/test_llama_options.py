@@ -128,7 +128,7 @@ def test_variables_are_those_of_the_same_options() -> None:
 
 def test_names_of_llama_cpp_are_left_out_of_help_and_errors(command: Command) -> None:
     known = {name for each in recorded() for name in each.names}
-    shown = command("run", "--help").out + command("serve", "--help").out
+    shown = command("run", "--help-all").out + command("serve", "--help-all").out
     for each in (*command_of("run").params, *command_of("serve").params):
         for alias in getattr(each, "aliases", ()):
             assert alias in known

@@ -63,7 +63,7 @@ def test_a_file_that_is_no_adapter(
     "name", ["run", "compare", "serve", "batch", "bench", "audit", "tune", "plan"]
 )
 def test_all_commands_that_load_have_both(command: Command, name: str) -> None:
-    text = command(name, "--help").out
+    text = command(name, "--help" if name == "plan" else "--help-all").out
     assert "--lora FILE[:SCALE]" in text
     assert "--lora-draft FILE[:SCALE]" in text
 

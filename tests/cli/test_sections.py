@@ -1,13 +1,19 @@
-"""`--help` of each command: sections by subject, the options that most people need first."""
+"""`--help` of a command has the options that most people need, `--help-all` sections with all."""
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import pytest
 from cli.conftest import Command
 
-USUAL = ["Drafting", "Sampling", "Constraints", "Devices and memory", "Output"]
+USUAL = ["Sampling", "Constraints", "Drafting", "Devices and memory", "Output"]
+
+
+def names(text: str) -> list[str]:
+    """The first long name of each option of a --help, or its only one."""
+    return re.findall(r"^  (?:-\w+, )?(--?[\w-]+)", text, re.MULTILINE)
 
 
 def sections(text: str) -> dict[str, list[str]]:
@@ -35,7 +41,7 @@ def sections(text: str) -> dict[str, list[str]]:
 def test_options_are_grouped_and_the_usual_ones_come_first(
     command: Command, name: str, first: list[str]
 ) -> None:
-    found = sections(command(name, "--help").out)
+    found = sections(command(name, "--help-all").out)
     assert next(iter(found)) == "Options"
     assert found["Options"] == first
     assert [title for title in found if title in USUAL] == USUAL
@@ -49,10 +55,33 @@ def test_options_are_grouped_and_the_usual_ones_come_first(
     ids=" ".join,
 )
 def test_every_option_is_in_one_section(command: Command, args: list[str]) -> None:
-    text = command(*args, "--help").out
+    text = command(*args, "--help-all" if args == ["serve"] else "--help").out
     options = [option for listed in sections(text).values() for option in listed]
     assert options[-1] == "--help"
     assert len(options) == len(set(options))
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "serve", "bench", "compare", "batch", "audit"])
+def test_help_fits_on_a_screen(
+    command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text, everything = command(name, "--help").out, command(name, "--help-all").out
+    listed = names(text)
+    assert len(listed) <= 25
+    assert len(text.splitlines()) <= 60
+    usual = {"--target", "--draft", "--draft-n", "--ctx-size", "--gpu-layers", "--threads"}
+    assert {*usual, "--top-k", "--verbose", "--help-all"} <= {*listed}
+    assert {*listed} < {*names(everything)}
+    assert not re.search(r"\[\S*<?[<>]=?\S*\]|in run,", everything)
+
+
+@pytest.mark.parametrize("name", ["run", "serve"])
+def test_help_all_lists_each_option(command: Command, name: str) -> None:
+    listed = {*names(command(name, "--help-all").out)}
+    for each in importlib.import_module(f"ggufspec.cli.{name}").command.params:
+        if not each.hidden:
+            assert listed & {*each.opts} - {*getattr(each, "aliases", ())}, each.opts
 
 
 def test_help_is_the_same_without_a_terminal_of_any_width(
