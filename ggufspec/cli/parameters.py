@@ -49,14 +49,13 @@ def option(names: str, help_text: str, **settings: Any) -> Option:
     the parameter; after a bar, further names of llama.cpp, which --help and errors do not show;
     and its environment variable.
     """
-    shown, _, hidden = names.partition("|")
-    words = names.split()
-    settings["aliases"] = [word for word in hidden.split() if word.startswith("-")]
-    settings["envvar"] = [word[1:] for word in words if word.startswith("$")]
-    declared = [word for word in shown.split() if not word.startswith("$")]
-    declared += [word for word in hidden.split() if word[0] not in "-$"]
-    more = {"show_default": "default" in settings, **settings}
-    return click.option(*declared, cls=NamedOption, help=help_text, **more)
+    variables = [word[1:] for word in names.split() if word.startswith("$")]
+    aliases = [word for word in names.partition("|")[2].split() if word.startswith("-")]
+    declared = [word for word in names.split() if word[0] not in "|$" and word not in aliases]
+    if declared[-1].startswith("-"):  # else an alias would become the parameter's name
+        declared.append(declared[-1].partition("/")[0].lstrip("-").replace("-", "_"))
+    more = {"show_default": "default" in settings, "envvar": variables or None, **settings}
+    return click.option(*declared, cls=NamedOption, aliases=aliases, help=help_text, **more)
 
 
 def read_option(end: str = "") -> dict[str, Any]:
@@ -125,10 +124,6 @@ class NamedOption(click.Option):
 
     def __init__(self, param_decls: list[str], *, aliases: list[str], **settings: Any) -> None:
         self.aliases = aliases
-        names = [name for name in param_decls if name.startswith("-")]
-        if aliases and len(names) == len(param_decls):  # else an alias would become its name
-            key = names[-1].partition("/")[0]
-            param_decls = [*param_decls, key.lstrip("-").replace("-", "_")]
         super().__init__([*aliases, *param_decls], **settings)
 
     def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:

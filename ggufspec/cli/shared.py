@@ -26,7 +26,7 @@ _SECTIONS: Final = {
     "Sampling": "temperature temperatures top_k top_p seed "
     f"| {' '.join(NUMBERS)} dry_sequence_breakers logit_bias samplers",
     "Constraints": "json_schema | json_schema_file grammar grammar_file regex regex_file choices",
-    "Drafting": "n_draft lengths | tree trees drafter prediction n_remembered drafters "
+    "Drafting": "n_draft lengths | tree trees drafter prediction drafters "
     "verify rules draft_temperature acceptance",
     "Devices and memory": "n_ctx n_gpu_layers n_gpu_layers_draft n_threads ram gpu_bandwidth "
     "ram_bandwidth | prompt_cache prompt_cache_ro",

@@ -79,21 +79,19 @@ def load(
     for an unknown option.
     """
     validate.function("progress", progress)
-    options = LoadOptions.of(
-        target,
-        draft,
-        n_ctx=n_ctx,
-        n_slots=n_slots,
-        n_gpu_layers=n_gpu_layers,
-        n_gpu_layers_draft=n_gpu_layers_draft,
-        n_threads=n_threads,
-        flash_attention=flash_attention,
-        exact=exact,
-        lora=lora,
-        chat_template=chat_template,
-        draft_texts=draft_texts,
-        **more,
-    )
+    named = {
+        "n_ctx": n_ctx,
+        "n_slots": n_slots,
+        "n_gpu_layers": n_gpu_layers,
+        "n_gpu_layers_draft": n_gpu_layers_draft,
+        "n_threads": n_threads,
+        "flash_attention": flash_attention,
+        "exact": exact,
+        "lora": lora,
+        "chat_template": chat_template,
+        "draft_texts": draft_texts,
+    }
+    options = LoadOptions.of(target, draft, {**named, **more})
     texts = [read_text(file, "the draft text") for file in options.draft_texts]
     if options.chat_template is not None:
         check_template(options.chat_template)

@@ -220,9 +220,10 @@ class LoadOptions:
     placement: str | None = None  # one line that tells the user what was chosen; None: nothing was
 
     @staticmethod
-    def of(target: object, draft: object = None, **given: Any) -> LoadOptions:
+    def of(target: object, draft: object, asked: Mapping[str, Any]) -> LoadOptions:
         """Raises OptionError for a value that cannot be used, TypeError for an unknown option."""
-        for name in given.keys() - OPTIONS.keys():
+        given = dict(asked)
+        for name in sorted(given.keys() - OPTIONS.keys()):
             near = "".join(f"; do you mean {each}?" for each in get_close_matches(name, OPTIONS, 1))
             raise TypeError(f"load() has no option {name!r}{near}")
         if fits := given.get("n_ctx") == FIT:

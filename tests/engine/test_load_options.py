@@ -41,10 +41,10 @@ def test_load_has_the_defaults_of_the_table() -> None:
 
 
 def test_nothing_given_is_what_the_fields_have(tmp_path: Path) -> None:
-    assert LoadOptions.of(tmp_path) == LoadOptions(tmp_path)
+    assert LoadOptions.of(tmp_path, None, {}) == LoadOptions(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "near"), [("n_bach", "n_batch"), ("type_kv", "type_k")])
+@pytest.mark.parametrize(("name", "near"), [("n_bach", "n_batch"), ("n_slot", "n_slots")])
 def test_an_unknown_option_is_refused_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(TypeError, match=rf"no option '{name}'; do you mean {near}\?"):
         ggufspec.load("none.gguf", **{name: 5})
