@@ -37,9 +37,8 @@ _SECTIONS: Final = {
     "Output": "json_path resume plot_path record speed as_json verbose | retry_failed form color",
 }
 _USUAL: Final = " ".join(names.partition("|")[0] for names in _SECTIONS.values()).split()
-_RARE: Final = {name for names in _SECTIONS.values() for name in names.partition("|")[2].split()}
-_RARE |= OPTIONS.keys()
-_RARE -= {*_USUAL}
+_LISTED: Final = " ".join(names.partition("|")[2] for names in _SECTIONS.values()).split()
+_RARE: Final = {*_LISTED, *OPTIONS} - {*_USUAL}
 _NUMBERS = {"INTEGER RANGE": "N", "FLOAT RANGE": "X", "INTEGER": "N", "FLOAT": "X"}
 _SHORTER: Final = {**_NUMBERS, "N|AUTO": "N|auto"}
 _FEW, _MOST = 12, 25  # options without sections, and at once
