@@ -7,14 +7,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from click.types import OptionHelpExtra
 
 from ggufspec.common.reading import read_text
 from ggufspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from click.types import OptionHelpExtra
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Any], Any]  # a decorator that gives a command one option
