@@ -184,8 +184,7 @@ def _job(
     target, draft = paths
     competing = experiment.of_pair(pair).contenders
     lengths = [each.options.get("n_draft") for each in competing]
-    least = defaults.N_DRAFT_FIXED if load["exact"] else defaults.N_DRAFT_MAX
-    room = max([least, *(n for n in lengths if isinstance(n, int))])
+    room = max([defaults.N_DRAFT_MAX, *(n for n in lengths if isinstance(n, int))])
     if draft is not None and read_draft(read_header(target), draft)[1] is not None:
         competing = [
             each

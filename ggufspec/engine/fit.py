@@ -76,11 +76,6 @@ class Fit:
             raise OptionError(
                 "lora_draft (--lora-draft) needs a draft model: name one with draft= (--draft)"
             )
-        if options.exact and self.head is not None:
-            raise OptionError(
-                "exact (--exact) does not work with a draft head, which reads states of the target "
-                "that padding would change; use a draft model, or none"
-            )
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         n_kept = n_rollback(self._target, options.n_draft_max, options.n_slots)

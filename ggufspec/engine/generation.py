@@ -60,8 +60,8 @@ class Generation:
         )
         has_stage = drafter_name == "staged" and pair.draft is not None and pair.head is None
         self._policy, self._policy_of_draft = self._policies(drafter_name, has_stage=has_stage)
-        # No constraint, whose state counts from the prompt on, and no exact passes.
-        can_shift = text.sampling.constraint is None and not pair.target.options.is_exact
+        # No constraint, whose state counts from the prompt on, and no coins by position.
+        can_shift = text.sampling.constraint is None and not pair.is_exact
         n_ctx = pair.target.n_ctx
         self._room = Room(options, n_prompt=self.n_prompt, n_ctx=n_ctx, can_shift=can_shift)
         self._text_stream = TextStream(
@@ -79,7 +79,7 @@ class Generation:
         ends = () if options.ignore_eos else pair.vocab.stop_tokens
         self._stop_tokens = frozenset((*ends, *options.stop_tokens))
         self._uniforms, draft_uniforms = uniform_streams(text.seed)
-        if pair.target.options.is_exact and rules.known(options.verify) == "match":
+        if pair.is_exact and rules.known(options.verify) == "match":
             self._uniforms = by_position(self._uniforms, self._all_tokens)
         self.slot = pair.slots.take(self._all_tokens)
         self.session = self.slot.target
@@ -132,8 +132,6 @@ class Generation:
                 self.is_reading = False
                 if not self.reading.n_left:
                     self._end_reading()
-        if self._pair.target.options.is_exact:  # another text may have used the slot
-            self.session.feed(self._all_tokens[: self.n_prompt - 1])
         step = next(self._loop, None)
         if self._policy.failure and self._pair.head is not None:
             self._pair.head.use(self.session.sequence, is_used=False)

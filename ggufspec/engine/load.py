@@ -150,8 +150,8 @@ def _load(
             context = Context(model, its_settings, link=link, pools=next(pools, None))
             contexts.append(stack.enter_context(closing(context)))
             check_room(context)
-            if its_settings.is_exact:
-                check_exact(context)
+        if options.exact:
+            check_exact(contexts[0])
         draft = contexts[1] if contexts[1:] else None
         of_draft = _profile(contexts[1:], 1, options, places) if draft and not head else None
         resources = ExitStack()
@@ -164,6 +164,7 @@ def _load(
             stored_profile_of_draft=of_draft,
             texts=texts,
             n_cache_bytes=n_cache_bytes(options.cache_ram),
+            is_exact=options.exact,
             resources=resources,
         )
         engine = Engine(
@@ -185,9 +186,8 @@ def _settings(
     """How the context of each model is made, and how attention was chosen."""
     target, head = models[0], places.head
     draft = models[1] if models[1:] else None
-    n_padding = options.n_draft_max + 1 if options.exact else 0
     limits = [target.n_ctx_train]
-    limits += [model.n_ctx_max - n_padding for model in models if model.n_ctx_max]
+    limits += [model.n_ctx_max for model in models if model.n_ctx_max]
     shared = ContextOptions(
         n_ctx=options.n_ctx or min(filter(None, [options.n_ctx_usual, *limits])),
         n_sequences=options.n_slots,
@@ -210,11 +210,10 @@ def _settings(
         shared,
         n_rows=options.n_draft_max + 1,
         n_threads=options.n_threads or found.n_threads,
-        varies_threads=options.n_threads is None and not options.exact,
+        varies_threads=options.n_threads is None,
         n_rollback=options.n_rollback,
         n_checkpoints=options.ctx_checkpoints,
-        n_leaves=1 if options.exact else n_leaves(options.n_slots, options.n_draft_max),
-        is_exact=options.exact,
+        n_leaves=n_leaves(options.n_slots, options.n_draft_max),
     )
     is_tiny = draft is not None and draft.n_bytes < _TINY_BYTES
     n_threads = 1 if head is None and is_tiny else options.n_threads
@@ -225,7 +224,7 @@ def _settings(
         n_kept=n_kept if n_kept < shared.n_ctx else 0,
         n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
         n_threads=options.n_threads_draft or found.n_threads_draft or n_threads,
-        varies_threads=not (options.n_threads or options.n_threads_draft or options.exact),
+        varies_threads=not (options.n_threads or options.n_threads_draft),
     )
     return [of_target, of_draft], attention
 

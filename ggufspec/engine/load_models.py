@@ -38,6 +38,7 @@ def _roles(
         any_model,
         options.target,
         rpc=rpc,
+        measures=not options.exact,
         mtp=options.draft == MTP,
         overrides=overrides,
         adapters=options.lora,

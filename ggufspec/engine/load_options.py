@@ -140,8 +140,7 @@ class LoadOptions:
         "Prompt tokens per batch, for target and draft.  "
         f"[default: from tune, or {defaults.N_BATCH}]")
     n_draft_max: int = _option(defaults.N_DRAFT_MAX, Whole(1, defaults.N_DRAFT_LIMIT), "",
-        "Maximum drafted tokens per round.  "
-        f"[default: {defaults.N_DRAFT_MAX}; {defaults.N_DRAFT_FIXED} if exact]")
+        "Maximum drafted tokens per round.")
     flash_attention: str = _option(defaults.FLASH_ATTENTION, OneOf(("auto", "on", "off")),
         "-fa --flash-attn $LLAMA_ARG_FLASH_ATTN",
         "Flash attention; auto: the faster choice on CPUs for the lengths of prompt and answer, "
@@ -156,8 +155,8 @@ class LoadOptions:
         "-ctv --cache-type-v $LLAMA_ARG_CACHE_TYPE_V",
         "Type of the V cache, as for --cache-type-k.", metavar="TYPE")
     exact: bool = _option(False, validate.switch, "--exact",
-        "Use passes of one size (--draft-n or 3, plus 1), so that greedy text is identical with "
-        "and without drafts, and in shared batches. Slower if drafts are rejected.")
+        "Require that greedy text is identical with and without drafts, and whatever else is "
+        "written; refused where that does not hold.")
     mmap: bool = _option(True, validate.switch, "--mmap/--no-mmap", "Memory-map the model files.")
     mlock: bool = _option(False, validate.switch, "--mlock",
         "Keep the models in RAM, as far as ulimit -l allows.")
@@ -229,8 +228,7 @@ class LoadOptions:
         if fits := given.get("n_ctx") == FIT:
             given["n_ctx"] = None
         if given.get("n_draft_max") is None:
-            exact = given.get("exact", False)
-            given["n_draft_max"] = defaults.N_DRAFT_FIXED if exact else defaults.N_DRAFT_MAX
+            given["n_draft_max"] = defaults.N_DRAFT_MAX
         checked = {name: OPTIONS[name].checked(name, value) for name, value in given.items()}
         made = LoadOptions(
             validate.path("target", target),

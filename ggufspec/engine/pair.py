@@ -48,11 +48,13 @@ class Pair:
         stored_profile_of_draft: StoredProfile | None = None,
         texts: TextStore | None = None,
         n_cache_bytes: int = 0,
+        is_exact: bool = False,
         resources: ExitStack,
     ) -> None:
         """`resources` are closed with the pair.
 
         `texts`: that n-grams draft from. `n_cache_bytes`: for texts that have left their slots.
+        `is_exact`: see `check_exact`.
         `stored_profile_of_draft`: of the draft as a target of n-grams (staged drafts).
         """
         self.target = target
@@ -62,6 +64,7 @@ class Pair:
         # Target and draft compute on different devices, so both at the same time.
         self.are_apart = not (self.draft and target.model.places & self.draft.model.places)
         self.n_draft_max = n_draft_max
+        self.is_exact = is_exact
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         self._pid = os.getpid()
         self._roles = target, self.draft
@@ -135,8 +138,6 @@ class Pair:
             return None
         model = self.target.model
         what = f"drafts for {model.path.name} are chains"
-        if self.target.options.is_exact:
-            return f"{what}: exact passes (--exact) read no trees"
         if self.target.reads_trees:
             slots, tokens = counted(self.n_slots, "slot"), counted(self.n_draft_max, "token")
             return f"{what}: drafts of {tokens} and {slots} leave no room for branches"

@@ -71,8 +71,7 @@ class Reading:
         while (n := len(found)) < len(prompt):
             # The other texts of a pass have their rows in the same buffer.
             n_rows = target.n_outputs - target.n_rows * (self.n_sharers - 1)
-            n_rows = target.n_rows if target.options.is_exact else max(n_rows, target.n_rows)
-            text = prompt[n : n + min(n_rows, self.n_most)]
+            text = prompt[n : n + min(max(n_rows, target.n_rows), self.n_most)]
             scored = yield Ask(prompt[:n], text[:-1], n_read=len(text))
             assert scored is not None
             assert scored.logits is not None

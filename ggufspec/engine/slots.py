@@ -124,8 +124,7 @@ class Slots:
             for i in range(target.n_sequences)
         ]
         self._can_borrow = target.can_share_passes
-        # A head needs the hidden state of a prompt's last token; exact passes repeat anyway.
-        self._keeps_rows = head is None and not target.options.is_exact
+        self._keeps_rows = head is None  # which needs the hidden state of a prompt's last token
         self._clock = count(1)  # gives values of used_at
         self.cache = cache or PromptCache(0)
 

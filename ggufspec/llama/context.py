@@ -78,8 +78,7 @@ class Context:
         # Not with windows: llama.cpp reuses cells that a window has passed, so none can go back.
         can_drop_tail = link is not None or model.can_drop_tail
         # Nor with a head of several layers: each reads a text into the cells of those before.
-        is_separate = model.has_windows or options.is_exact
-        is_separate |= link is not None and link.facts.n_layers > 1
+        is_separate = model.has_windows or (link is not None and link.facts.n_layers > 1)
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
         self.follower: Follower | None = None  # reads its hidden states
         # llama.cpp keeps a row of logits for each leaf.

@@ -5,32 +5,57 @@ from __future__ import annotations
 import numpy as np
 
 from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
+from ggufspec.llama import kernels
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab_map import filler_tokens
+from ggufspec.models.header import read_header
 
 _DEPTH = 20  # tokens before the passes that are compared
 
 
 def check_exact(context: Context) -> None:
-    """Compare passes with padded ones. Raises OptionError if a bit differs or padding stays."""
-    name = context.model.path.name
-    if not context.model.can_drop_tail:
+    """Raise OptionError unless a token's logits depend on its text alone, to the last bit.
+
+    So they must not depend on how many tokens a pass has, nor on where their cells lie.
+    """
+    if (why := _why_inexact(context) or _found_inexact(context)) is not None:
         raise OptionError(
-            f"exact (--exact) does not work with {name}: its recurrent layers would read the "
-            "padding; leave it out"
+            f"exact (--exact) does not work with {context.model.path.name} here: {why}; leave it "
+            "out"
         )
+
+
+def _why_inexact(context: Context) -> str | None:
+    model = context.model
+    if model.devices:
+        return f"{', '.join(model.devices)} computes layers, and rounds by the size of a pass"
+    if not model.can_drop_tail:
+        return "llama.cpp's kernels compute its recurrent layers"
+    if model.adapters:
+        return "llama.cpp's kernels compute its LoRA adapters"
+    used = {*map(str.upper, model.kernels.types)}
+    if others := sorted({each.type for each in read_header(model.path).matrices} - used):
+        why = kernels.status().reason
+        return f"llama.cpp's kernels compute its {' and '.join(others)} weights" + (
+            f" ({why})" if why else ""
+        )
+    return None
+
+
+def _found_inexact(context: Context) -> str | None:
+    """Compare a pass after a prompt in one piece with passes over single tokens."""
     n_rows = min(context.n_rows, context.n_ctx)
     first = min(_DEPTH, context.n_ctx - n_rows) + 1
     tokens, session = filler_tokens(context.model.vocab, first + n_rows - 1), LlamaSession(context)
     together = session.score(tokens[:first], tokens[first:]).copy()
-    for i, row in enumerate(together):
-        if not np.array_equal(row, session.score(tokens[: first + i])[0]):
-            raise OptionError(
-                f"exact (--exact) does not work with {name} on this machine: the logits of token "
-                f"{i + 1} of a pass depend on the tokens beside it; leave it out"
-            )
     session.forget()
+    for n in range(1, len(tokens) + 1):
+        row = session.score(tokens[:n])[0]
+        if n >= first and not np.array_equal(row, together[n - first]):
+            return f"the logits of token {n} depend on the size of a pass"
+    session.forget()
+    return None
 
 
 def check_room(context: Context) -> None:

@@ -38,10 +38,9 @@ class ContextOptions:
     newest tokens of a longer text; 0: cells for all tokens. n_rows: maximum rows of logits per
     sequence in one decode. n_rollback: recurrent states kept per sequence, so that as many tokens
     at the end of the last decode can be dropped; each takes as much memory as the state.
-    n_leaves: maximum leaves of a tree; see Context.n_leaves for what a model supports. is_exact:
-    every pass with logits is padded to n_rows tokens, in a sequence of its own. offloads: a GPU
-    computes prompts for the layers of the host, too. n_checkpoints: message ends whose recurrent
-    state is kept: see Checkpoints. varies_threads: use fewer where that is faster.
+    n_leaves: maximum leaves of a tree; see Context.n_leaves for what a model supports. offloads:
+    a GPU computes prompts for the layers of the host, too. n_checkpoints: message ends whose
+    recurrent state is kept: see Checkpoints. varies_threads: use fewer where that is faster.
     """
 
     n_ctx: int
@@ -55,15 +54,14 @@ class ContextOptions:
     type_v: str = defaults.KV_TYPE
     n_rollback: int = 0
     n_leaves: int = 1
-    is_exact: bool = False
     offloads: bool = True
     n_kept: int = 0
     n_checkpoints: int = defaults.CTX_CHECKPOINTS
 
     @property
     def n_cells(self) -> int:
-        """Cells of the cache for each sequence, with cells for padding."""
-        return self.n_kept or self.n_ctx + (self.n_rows if self.is_exact else 0)
+        """Cells of the cache for each sequence."""
+        return self.n_kept or self.n_ctx
 
     @property
     def description(self) -> str:

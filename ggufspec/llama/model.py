@@ -59,6 +59,7 @@ class Model:
         mmap: bool = True,
         mlock: bool = False,
         repack: bool = True,
+        measures: bool = True,
         mtp: bool = False,
         is_head: bool = False,
         overrides: Overrides = (),
@@ -75,6 +76,7 @@ class Model:
         adapters: LoRA adapters, which `with_adapters` has checked; each context applies them.
         key_overrides: values that replace those of its header. mlock: keep it in RAM, as far as the
         limit on locked memory allows. repack: weights may be stored in another form for kernels.
+        measures: time its passes to choose kernels; False: ours, where they work.
         progress: called with the share that is loaded, up to 1.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text;
@@ -116,7 +118,9 @@ class Model:
         placed = kernel_choice.Placed(self._used_devices(), n_gpu_layers, self.overrides)
         self._pointer: int | None
         self.is_head = is_head
-        self._pointer, self.kernels = self._load(params, progress, placed, writes=not is_head)
+        self._pointer, self.kernels = self._load(
+            params, progress, placed, writes=not is_head, may_measure=measures
+        )
         self.vocab = Vocab(self.pointer)
         at = self.pointer
         self.n_params: int = llama_cpp.llama_model_n_params(at)
@@ -148,7 +152,9 @@ class Model:
         params: llama_cpp.llama_model_params,
         progress: Share | None,
         placed: kernel_choice.Placed,
+        *,
         writes: bool,
+        may_measure: bool,
     ) -> tuple[int, kernel_choice.Choice]:
         raised: list[BaseException] = []
         phases = Phases(progress)
@@ -180,7 +186,12 @@ class Model:
             llama_cpp.llama_backend_init()
         if self.repack:
             pointer, choice = kernel_choice.load(
-                self.path, load_file, placed, writes=writes, phases=phases
+                self.path,
+                load_file,
+                placed,
+                writes=writes,
+                phases=phases,
+                may_measure=may_measure,
             )
         else:
             pointer, choice = load_file(False), kernel_choice.Choice()

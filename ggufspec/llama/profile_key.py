@@ -23,8 +23,6 @@ _N_BLOCKS = 1025  # of 64 KiB
 def profile_key(target: Context, draft: Context | None = None) -> dict[str, object]:
     """The key of costs and acceptance rates of a loaded pair."""
     rare: dict[str, object] = {}
-    if target.options.is_exact:  # all its passes have this width
-        rare["exact"] = target.n_rows
     if draft is not None and draft.options.n_kept:
         rare["n_ctx_draft"] = draft.options.n_kept
     return {
@@ -65,7 +63,6 @@ def text_key(context: Context) -> dict[str, object]:
         "type_k": options.type_k,
         "type_v": options.type_v,
         "flash_attention": options.flash_attention,
-        "exact": options.is_exact,
         # llama.cpp restores nothing into a cache that is divided otherwise.
         "n_slots of separate caches": 1 if is_unified else context.n_sequences,
         "llama_cpp_python": llama_cpp.__version__,

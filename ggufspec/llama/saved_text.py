@@ -22,15 +22,13 @@ Saved = tuple[int, State]  # a recurrent state after so many tokens
 class SavedText(NamedTuple):
     """tokens: of the cells. cells: in llama.cpp's form. checkpoints: see LlamaSession.
 
-    n_prompt: tokens of the last prompt, in an exact context. n_least: a text that begins with fewer
-    of the tokens cannot go on from the cells. state (1, width): of a head, the target's hidden
-    state of the last token.
+    n_least: a text that begins with fewer of the tokens cannot go on from the cells.
+    state (1, width): of a head, the target's hidden state of the last token.
     """
 
     tokens: array[int]
     cells: State
     checkpoints: Sequence[Saved] = ()
-    n_prompt: int = 0
     n_least: int = 0
     state: NDArray[np.float32] | None = None
 

@@ -21,9 +21,6 @@ _MAX_REPEATED = 16
 # Where a whole draft can be dropped, checkpoints are for texts that depart earlier, and for decodes
 # that fail. Saving one every 128 tokens costs less than 1 % of decoding them.
 _SPACING = 128
-# Tokens of a piece of a prompt in an exact context, so that texts with the same beginning have the
-# same pieces.
-_EXACT_PIECE = 64
 # A piece of a prompt that takes longer is halved: Ctrl-C is heard between two, on a GPU.
 _SLOW_PIECE_SECONDS = 1.0
 _MIN_PIECE = 32
@@ -103,9 +100,6 @@ class LlamaSession:
         self._drafts = drafts
         self._n_droppable = context.n_droppable
         self._checkpoints = Checkpoints(context, sequence)
-        # Of an exact context: tokens of a piece of a prompt (else 0), and cells of the last prompt.
-        self._n_exact = min(_EXACT_PIECE, context.n_batch) if context.options.is_exact else 0
-        self._n_prompt = 0
         self._short = ShortCache(context, sequence) if context.options.n_kept else None
         self._n_firm = 0  # see saved_text.n_firm
         self._n_fed = 0  # tokens of the last prompt
@@ -118,25 +112,9 @@ class LlamaSession:
         `parents`: the draft is a tree of at most Context.n_leaves leaves, see types.Draft. Valid
         until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
-        if self._n_exact:
-            return self._score_padded(tokens, draft)
         missing, n_rows, _ = prepared = self.prepare(tokens, draft, parents)
         self._context.decode(missing, n_rows, self.sequence, parents)
         return self.rows_of(prepared, 0)
-
-    def _score_padded(self, tokens: Sequence[int], draft: Sequence[int]) -> Logits:
-        """A score in passes of equal width; the padding is left behind as a rejected draft is."""
-        tokens = token_array(tokens)
-        known = self._resume(tokens, len(tokens) - 1)
-        missing, width = [*tokens[known:], *draft], self._context.n_rows
-        while True:
-            n = (len(missing) - 1) % width + 1  # the rows are all in the last pass
-            piece, missing = missing[:n], missing[n:]
-            padded = [*piece, *piece[-1:] * (width - n)]
-            self._context.decode(padded, width, self.sequence)
-            if not missing:
-                return self.rows_of(PreparedScore(piece, len(draft) + 1), 0)
-            self._context.truncate(self.n_held - (width - n), self.sequence)
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
@@ -177,9 +155,9 @@ class LlamaSession:
                 progress(max(n_all - piece.n_unread + len(piece.tokens), 0), n_all)
 
     def piece(self, tokens: Sequence[int], n_most: int | None = None) -> Piece | None:
-        """The next of `tokens` to decode; None: all are held. Drops the cells that differ.
+        """The next of `tokens` to decode, at most `n_most`; None: all are held.
 
-        At most `n_most`, on which the pieces of an exact context do not depend.
+        Drops the cells that differ.
         """
         piece = self._piece(self._room(tokens), n_most)
         if piece is not None:
@@ -190,10 +168,8 @@ class LlamaSession:
         unread = self._unread(tokens)
         if not unread:
             return None
-        n = self._n_exact or min(n_most or len(unread), self._context.n_batch)
-        if self._n_exact:
-            self._n_prompt = len(tokens) - len(unread[n:])
-        elif self._n_droppable is not None and not self._drafts:
+        n = min(n_most or len(unread), self._context.n_batch)
+        if self._n_droppable is not None and not self._drafts:
             n = min(n, self._checkpoints.save_at_end(tokens) or n)
         return Piece(self._context, self.sequence, unread[:n], len(unread))
 
@@ -202,23 +178,15 @@ class LlamaSession:
         return self._unread(self._room(tokens))
 
     def _unread(self, tokens: array[int]) -> Sequence[int]:
-        n_usable = self._n_usable(tokens)
+        n_usable = self._n_known(tokens)
         if min(n_usable, self._n_needless(tokens)) == len(tokens):
             return ()
         return tokens[self._resume(tokens, n_usable) :]
 
-    def _n_usable(self, tokens: array[int]) -> int:
-        """How many tokens need not be decoded again; in an exact context, whole pieces."""
-        n = self._n_known(tokens)
-        if not self._n_exact or n == len(tokens) == self._n_prompt:
-            return n
-        n = min(n, self._n_prompt)
-        return n - n % self._n_exact
-
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
         self._checkpoints.take(())
-        self._n_prompt = self._n_firm = 0
+        self._n_firm = 0
         self._context.truncate(0, self.sequence)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -238,11 +206,11 @@ class LlamaSession:
         if self._short is not None:
             return None
         tokens = token_array(tokens)
-        self._resume(tokens, self._n_prompt if self._n_exact else len(tokens))
+        self._resume(tokens, len(tokens))
         saved = saved_text.save(self._context, self.sequence)
         if saved is None:
             return None
-        saved = saved._replace(checkpoints=self._checkpoints.saved[:], n_prompt=self._n_prompt)
+        saved = saved._replace(checkpoints=self._checkpoints.saved[:])
         place = self._n_fed - _N_DROPPED
         if self._context.model.has_windows and self._n_firm < place < saved.n_least:
             self._context.truncate(place, self.sequence)
@@ -269,7 +237,6 @@ class LlamaSession:
         if saved is not None:
             saved_text.restore(self._context, saved, self.sequence)
             self._checkpoints.take(saved.checkpoints)
-            self._n_prompt = saved.n_prompt
             self._n_firm = saved_text.n_firm(self._context, len(saved.tokens))
 
     def prepare(
@@ -317,8 +284,6 @@ class LlamaSession:
             n_most = self._checkpoints.go_back()
             self._n_firm = saved_text.n_firm(self._context, n_most)
         known = self._context.resume(tokens, n_most, self.sequence)
-        if self._n_exact and known < self._n_prompt:
-            self._n_prompt = known - known % self._n_exact
         if self._n_droppable is not None:
             self._checkpoints.drop_after(self._context.n_cells(self.sequence))
         return self._checkpoints.go_back() if known < 0 else known
