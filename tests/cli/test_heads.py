@@ -104,7 +104,7 @@ def test_show_names_heads(kind: str, said: str, command: Command, tmp_path: Path
     target, head = write(kind, tmp_path)
     shown = command("models", "show", target if head == "mtp" else head).out
     assert said in shown
-    assert ("gains more by speculation" in shown) == (head == "mtp")  # advice for targets
+    assert ("mostly F32: on a CPU" in shown) == (head == "mtp")  # advice for targets
 
 
 def test_a_head_is_no_target(command: Command, tmp_path: Path) -> None:
