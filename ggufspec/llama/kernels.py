@@ -27,7 +27,7 @@ from ggufspec.llama.log import logger
 # "on": wherever they work, without measuring; "off"; or a name of instructions, measured as usual.
 VARIABLE = "GGUFSPEC_KERNELS"
 BUFFER_TYPE = "GGUFSPEC"  # its name in ggml
-GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/matmul/ggml_abi.h
+GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/ggml_abi.h
 AMX_VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
 INSTRUCTIONS_VARIABLE = "GGUFSPEC_INSTRUCTIONS"  # for tests: see native/dispatch.cpp
 AMX = "AMX"  # the name of its buffer type in ggml

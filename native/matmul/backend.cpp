@@ -1,5 +1,7 @@
 #include "backend.h"
 
+#include "../attention/backend.h"
+
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -202,7 +204,7 @@ struct Extra final : ggml::ExtraBufferType {
     explicit Extra(bool is_both) : is_both(is_both) {}
 
     bool supports_op(void *, const ggml::Tensor * op) override {
-        if (get_tensor_traits(op) == nullptr) return false;
+        if (op->op == ggml::kFlashAttnExt || get_tensor_traits(op) == nullptr) return false;
         const ggml::Tensor *weights = op->src[0], *rows = op->src[1];
         if (weights->buffer->size == 0) {  // llama.cpp asks with an empty buffer before it loads a tensor
             if (offers_both != is_both || std::find(offered.begin(), offered.end(), weights->type) == offered.end()) return false;
@@ -213,6 +215,7 @@ struct Extra final : ggml::ExtraBufferType {
     }
 
     ggml::TensorTraits * get_tensor_traits(const ggml::Tensor * op) override {
+        if (op->op == ggml::kFlashAttnExt) return is_both ? nullptr : attention::traits_of(op);  // one of the two types answers
         if (op->op != ggml::kMulMat && op->op != ggml::kMulMatId) return nullptr;
         const ggml::Buffer * buffer = op->src[0]->buffer;
         return buffer && buffer->type == (is_both ? both_type() : packed_type()) ? traits_of(op->src[0]) : nullptr;
@@ -320,6 +323,7 @@ void register_buffer_type(const ggml::Functions & functions, const Instructions 
     if (instructions != nullptr) return;
     ggml_functions = functions;
     instructions = &chosen;
+    attention::set_kernels(functions, attention::find_kernels(chosen.name));
     auto & types = functions.ggml_backend_cpu_get_extra_buffer_types();
     types.insert(types.begin(), {packed_type(), both_type()});
 }

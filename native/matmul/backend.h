@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ggml_abi.h"
+#include "../ggml_abi.h"
 #include "kernels.h"
 
 namespace ggufspec::matmul {

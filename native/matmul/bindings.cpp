@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../attention/backend.h"
 #include "backend.h"
 #include "kernels.h"
 
@@ -104,6 +105,9 @@ void bind(nb::module_ & m) {
     m.def("offer_kernels", &offer, "types"_a, "both"_a = false,
           "Set the types of weights (enum ggml_type) for which models that this thread loads from now on use the kernels.\n"
           "both: the file's weights are kept in addition to the packed ones, so that devices can read them for prompts.");
+    m.def("use_attention", &attention::use, "whether"_a,
+          "Set whether passes that this thread begins from now on use the attention kernels, as far as there is code for a "
+          "model's attention; returns what it was before.");
 }
 
 }  // namespace ggufspec::matmul

@@ -1,0 +1,360 @@
+#include "backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace ggufspec::attention {
+namespace {
+
+ggml::Functions ggml_functions{};
+const Kernels * kernels = nullptr;
+thread_local bool is_used = false;
+
+constexpr int64_t kTile = 48;        // rows that a thread computes over all cells, for prompts
+constexpr int64_t kMostShared = 96;  // rows of a KV head up to which threads share the cells
+constexpr int64_t kMostCells = int64_t{1} << 20, kMostValues = 512;
+constexpr size_t kAlignment = 64;
+// All threads of a pass have to agree, so the thread that plans it marks the operation: in a parameter that ggml does not use.
+constexpr int kMark = 15, kMarked = 0x67677566;
+
+int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+const char * at(const ggml::Tensor * tensor, int64_t i, int64_t j, int64_t k) {
+    return static_cast<const char *>(tensor->data) + i * tensor->nb[1] + j * tensor->nb[2] + k * tensor->nb[3];
+}
+
+// The rows of a KV head: those of all its query heads, for all tokens of a stream. Row i is of token i / group.
+struct Shape {
+    const ggml::Tensor *op, *queries = op->src[0], *keys = op->src[1], *values = op->src[2], *mask = op->src[3];
+    int64_t d_keys = keys->ne[0], d_values = values->ne[0], n_cells = keys->ne[1], n_streams = queries->ne[3];
+    int64_t n_heads = keys->ne[2], group = queries->ne[2] / n_heads, n_tokens = queries->ne[1], n_rows = group * n_tokens;
+    int64_t n_groups = (n_cells + kCells - 1) / kCells, n_padded = n_groups * kCells;
+    float scale, bias, cap;
+
+    explicit Shape(const ggml::Tensor * op) : op(op) {
+        const auto parameter = [&](int i) {
+            float found;
+            std::memcpy(&found, op->op_params + i, sizeof(found));
+            return found;
+        };
+        scale = parameter(0), bias = parameter(1), cap = parameter(2);
+        if (cap != 0) scale /= cap;
+    }
+
+    bool is_shared() const { return n_rows <= kMostShared; }
+    int64_t n_tile() const { return is_shared() ? n_rows : std::min(n_rows, kTile); }
+    int64_t tile_tokens() const { return is_shared() ? n_tokens : std::min(n_tokens, kTile / group + 2); }
+
+    const uint16_t * mask_of(int64_t token, int64_t stream) const {
+        return mask ? reinterpret_cast<const uint16_t *>(at(mask, token, 0, stream % mask->ne[3])) : nullptr;
+    }
+    float * out(int64_t row, int64_t head, int64_t stream) const {
+        return reinterpret_cast<float *>(const_cast<char *>(at(op, head * group + row % group, row / group, stream)));
+    }
+    float slope(int64_t head) const {
+        if (bias <= 0) return 1;
+        const int64_t n = queries->ne[2], n_first = int64_t{1} << int64_t(std::floor(std::log2(double(n))));
+        if (head < n_first) return std::pow(std::pow(2.0f, -bias / float(n_first)), float(head + 1));
+        return std::pow(std::pow(2.0f, -bias / 2 / float(n_first)), float(2 * (head - n_first) + 1));
+    }
+};
+
+// Working memory, cut into parts.
+class Memory {
+public:
+    explicit Memory(void * begin) : at_(static_cast<char *>(begin)) {}
+    template <class T>
+    T * take(int64_t n) {
+        char * found = at_;
+        at_ += up(n * int64_t(sizeof(T)), kAlignment);
+        return reinterpret_cast<T *>(found);
+    }
+    size_t size(const void * since) const { return size_t(at_ - static_cast<const char *>(since)); }
+
+private:
+    char * at_;
+};
+
+// A thread's own memory.
+struct Scratch {
+    float *cells, *queries, *scores, *largest;
+    int32_t *sums, *groups, *visible;
+    uint8_t * seen;
+
+    Scratch(Memory & memory, const Shape & shape)
+        : cells(memory.take<float>(kCells * std::max(shape.d_keys, shape.d_values))),
+          queries(memory.take<float>(shape.n_tile() * shape.d_keys)),
+          scores(memory.take<float>(shape.is_shared() ? 0 : shape.n_tile() * shape.n_padded)),
+          largest(memory.take<float>(shape.is_shared() ? 0 : shape.n_padded)),
+          sums(memory.take<int32_t>(shape.is_shared() ? 0 : shape.n_tile() * shape.d_values)),
+          groups(memory.take<int32_t>(shape.n_groups + 1)),
+          visible(memory.take<int32_t>(shape.n_groups)),
+          seen(memory.take<uint8_t>(shape.n_groups * shape.tile_tokens())) {}
+};
+
+// What the threads share if they share cells. sums: of each thread.
+struct Shared {
+    float *scores, *largest, *factors;
+    int32_t * sums;
+
+    Shared(Memory & memory, const Shape & shape, int n_threads) {
+        const int64_t n_heads = shape.is_shared() ? shape.n_streams * shape.n_heads : 0, n_rows = n_heads * shape.n_rows;
+        scores = memory.take<float>(n_rows * shape.n_padded);
+        largest = memory.take<float>(n_heads * shape.n_padded);
+        factors = memory.take<float>(n_rows);
+        sums = memory.take<int32_t>(n_threads * n_rows * shape.d_values);
+    }
+};
+
+// Some rows of a KV head, and the groups of cells that one of them sees.
+struct Part {
+    const Shape & shape;
+    const Scratch & scratch;
+    int64_t stream, head, first, end;  // rows
+    float *scores, *largest;           // of these rows
+    int32_t * sums;
+    int64_t n_groups = 0;
+
+    int64_t first_token() const { return first / shape.group; }
+    int64_t n_tokens() const { return (end - 1) / shape.group + 1 - first_token(); }
+    int64_t n_in(int64_t group) const { return std::min<int64_t>(kCells, shape.n_cells - kCells * group); }
+
+    // Fills scratch.groups; scratch.seen has for each the tokens that see it.
+    void find_groups() {
+        const int64_t n = n_tokens();
+        for (int64_t group = 0; group < shape.n_groups; group++) {
+            uint8_t * seen = scratch.seen + n_groups * n;
+            bool is_seen = shape.mask == nullptr;
+            if (is_seen) std::fill(seen, seen + n, uint8_t{1});
+            else
+                for (int64_t i = 0; i < n; i++) {
+                    seen[i] = is_visible(shape.mask_of(first_token() + i, stream) + kCells * group, n_in(group));
+                    is_seen |= seen[i] != 0;
+                }
+            if (is_seen) scratch.groups[n_groups++] = int32_t(group);
+        }
+    }
+
+    void load_queries() const {
+        for (int64_t row = first; row < end; row++) {
+            const auto * from = reinterpret_cast<const float *>(
+                at(shape.queries, row / shape.group, head * shape.group + row % shape.group, stream));
+            float * to = scratch.queries + (row - first) * shape.d_keys;
+            for (int64_t i = 0; i < shape.d_keys; i++) to[i] = from[i] * shape.scale;
+        }
+    }
+
+    // The rows that see the i-th visible group of cells, relative to the first.
+    int rows_of(int64_t i, int64_t * rows) const {
+        const uint8_t * seen = scratch.seen + i * n_tokens();
+        int n = 0;
+        for (int64_t row = first; row < end; row++) {
+            if (seen[row / shape.group - first_token()]) rows[n++] = row - first;
+        }
+        return n;
+    }
+
+    void score(int64_t i) const {
+        const int64_t group = scratch.groups[i], cell = kCells * group;
+        int64_t rows[kMostShared];
+        const float * queries[kMostShared];
+        float * to[kMostShared];
+        const int n = rows_of(i, rows);
+        for (int j = 0; j < n; j++) {
+            queries[j] = scratch.queries + rows[j] * shape.d_keys;
+            to[j] = scores + rows[j] * shape.n_padded + cell;
+        }
+        const ggml::Tensor *keys = shape.keys, *values = shape.values;
+        const auto * from = reinterpret_cast<const uint8_t *>(at(keys, cell, head, stream));
+        kernels->load(keys->type, scratch.cells, from, keys->nb[1], int(n_in(group)), int(shape.d_keys));
+        kernels->scores(n, queries, scratch.cells, int(shape.d_keys), to);
+        from = reinterpret_cast<const uint8_t *>(at(values, cell, head, stream));
+        kernels->largest(values->type, largest + cell, from, values->nb[1], int(n_in(group)), int(shape.d_values));
+        std::fill(largest + cell + n_in(group), largest + cell + kCells, 0.0f);
+    }
+
+    // Turns the scores of a row into weights; returns the factor of its sums.
+    float softmax(int64_t row) const {
+        const int64_t query_head = head * shape.group + row % shape.group;
+        const ggml::Tensor * sinks = shape.op->src[4];
+        const Row of = {scores + (row - first) * shape.n_padded,
+                        shape.mask_of(row / shape.group, stream),
+                        largest,
+                        shape.n_cells,
+                        shape.slope(query_head),
+                        shape.cap,
+                        sinks ? static_cast<const float *>(sinks->data) + query_head : nullptr};
+        return kernels->softmax(of, scratch.visible);
+    }
+
+    void clear_sums() const { std::fill(sums, sums + (end - first) * shape.d_values, 0); }
+
+    void weigh(int64_t i) const {
+        const int64_t group = scratch.groups[i], cell = kCells * group;
+        int64_t rows[kMostShared];
+        const float * weights[kMostShared];
+        int32_t * to[kMostShared];
+        const int n = rows_of(i, rows);
+        for (int j = 0; j < n; j++) {
+            weights[j] = scores + rows[j] * shape.n_padded + cell;
+            to[j] = sums + rows[j] * shape.d_values;
+        }
+        const ggml::Tensor * values = shape.values;
+        const auto * from = reinterpret_cast<const uint8_t *>(at(values, cell, head, stream));
+        kernels->load(values->type, scratch.cells, from, values->nb[1], int(n_in(group)), int(shape.d_values));
+        // A hidden cell has weight zero, which only hides finite values.
+        for (int64_t j = 0; j < n_in(group); j++) {
+            float * of = scratch.cells + j * shape.d_values;
+            if (!(largest[cell + j] < std::numeric_limits<float>::infinity())) std::fill(of, of + shape.d_values, 0.0f);
+        }
+        kernels->values(n, weights, scratch.cells, int(shape.d_values), to);
+    }
+};
+
+struct Traits final : ggml::TensorTraits {
+    bool work_size(int n_threads, const ggml::Tensor * op, size_t & size) override {
+        const_cast<ggml::Tensor *>(op)->op_params[kMark] = is_used ? kMarked : 0;
+        if (!is_used) return false;
+        const Shape shape(op);
+        Memory memory(nullptr);
+        Shared(memory, shape, n_threads);
+        for (int i = 0; i < n_threads; i++) Scratch(memory, shape);
+        size = memory.size(nullptr) + kAlignment;
+        return true;
+    }
+
+    bool compute_forward(ggml::ComputeParams * params, ggml::Tensor * op) override {
+        if (op->op_params[kMark] != kMarked) return false;
+        const Shape shape(op);
+        const auto begin = reinterpret_cast<uintptr_t>(params->wdata);
+        Memory memory(static_cast<char *>(params->wdata) + (up(begin, kAlignment) - int64_t(begin)));
+        const Shared shared(memory, shape, params->nth);
+        for (int i = 0; i < params->ith; i++) Scratch(memory, shape);
+        const Scratch scratch(memory, shape);
+        if (shape.is_shared()) share(params, shape, shared, scratch);
+        else tile(params, shape, scratch);
+        return true;
+    }
+
+private:
+    static void finish(const Shape & shape, const int32_t * sums, float factor, float * to) {
+        for (int64_t i = 0; i < shape.d_values; i++) to[i] = float(sums[i]) * factor;
+    }
+
+    // Each thread takes tiles of rows, and computes them over all cells.
+    static void tile(ggml::ComputeParams * params, const Shape & shape, const Scratch & scratch) {
+        const int64_t n_tiles = (shape.n_rows + kTile - 1) / kTile, n = shape.n_streams * shape.n_heads * n_tiles;
+        if (params->ith == 0) ggml_functions.ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        ggml_functions.ggml_barrier(params->threadpool);
+        for (int64_t i = params->ith; i < n; i = ggml_functions.ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            const int64_t of = i / n_tiles, first = i % n_tiles * kTile;
+            Part part{shape,         scratch,         of / shape.n_heads, of % shape.n_heads,
+                      first,         std::min(first + kTile, shape.n_rows), scratch.scores, scratch.largest,
+                      scratch.sums};
+            part.find_groups();
+            part.load_queries();
+            part.clear_sums();
+            for (int64_t j = 0; j < part.n_groups; j++) part.score(j);
+            float factors[kTile];
+            for (int64_t row = first; row < part.end; row++) factors[row - first] = part.softmax(row);
+            for (int64_t j = 0; j < part.n_groups; j++) part.weigh(j);
+            for (int64_t row = first; row < part.end; row++) {
+                finish(shape, part.sums + (row - first) * shape.d_values, factors[row - first],
+                       shape.out(row, part.head, part.stream));
+            }
+        }
+    }
+
+    // Threads share the cells of all rows: scores, then weights, then each thread's sums, then their sum.
+    static void share(ggml::ComputeParams * params, const Shape & shape, const Shared & shared, const Scratch & scratch) {
+        const int64_t n_parts = shape.n_streams * shape.n_heads, n_rows = n_parts * shape.n_rows;
+        const auto part_of = [&](int64_t i, int thread) {
+            const int64_t row = i * shape.n_rows;
+            return Part{shape,
+                        scratch,
+                        i / shape.n_heads,
+                        i % shape.n_heads,
+                        0,
+                        shape.n_rows,
+                        shared.scores + row * shape.n_padded,
+                        shared.largest + i * shape.n_padded,
+                        shared.sums + (thread * n_rows + row) * shape.d_values};
+        };
+        // The groups of cells that this thread takes of each part.
+        const auto for_parts = [&](auto && function) {
+            for (int64_t i = 0; i < n_parts; i++) {
+                Part part = part_of(i, params->ith);
+                part.find_groups();
+                function(part, part.n_groups * params->ith / params->nth, part.n_groups * (params->ith + 1) / params->nth);
+            }
+        };
+        for_parts([](const Part & part, int64_t begin, int64_t end) {
+            if (begin < end) part.load_queries();
+            for (int64_t j = begin; j < end; j++) part.score(j);
+        });
+        ggml_functions.ggml_barrier(params->threadpool);
+        for (int64_t i = n_rows * params->ith / params->nth; i < n_rows * (params->ith + 1) / params->nth; i++) {
+            shared.factors[i] = part_of(i / shape.n_rows, 0).softmax(i % shape.n_rows);
+        }
+        ggml_functions.ggml_barrier(params->threadpool);
+        for_parts([](const Part & part, int64_t begin, int64_t end) {
+            part.clear_sums();
+            for (int64_t j = begin; j < end; j++) part.weigh(j);
+        });
+        ggml_functions.ggml_barrier(params->threadpool);
+        for (int64_t i = n_rows * params->ith / params->nth; i < n_rows * (params->ith + 1) / params->nth; i++) {
+            int32_t * sums = shared.sums + i * shape.d_values;
+            for (int thread = 1; thread < params->nth; thread++) {
+                const int32_t * others = shared.sums + (thread * n_rows + i) * shape.d_values;
+                for (int64_t j = 0; j < shape.d_values; j++) sums[j] += others[j];
+            }
+            const int64_t part = i / shape.n_rows;
+            finish(shape, sums, shared.factors[i], shape.out(i % shape.n_rows, part % shape.n_heads, part / shape.n_heads));
+        }
+    }
+};
+
+bool is_row(const ggml::Tensor * tensor, size_t n_bytes) { return tensor->nb[0] == n_bytes; }
+
+bool has_code(const ggml::Tensor * cells) {
+    const size_t n_bytes = cells->type == ggml::kQ8_0 ? 34 : 2;
+    return kernels->supports(cells->type) && is_row(cells, n_bytes) && cells->ne[0] % (cells->type == ggml::kQ8_0 ? 32 : 16) == 0 &&
+           cells->ne[0] <= kMostValues;
+}
+
+}  // namespace
+
+bool is_visible(const uint16_t * mask, int64_t n) {
+    constexpr uint16_t hidden = 0xfc00;
+    bool found = false;
+    if (n == kCells) {
+        for (int64_t j = 0; j < kCells; j++) found |= mask[j] != hidden;
+    } else {
+        for (int64_t j = 0; j < n; j++) found |= mask[j] != hidden;
+    }
+    return found;
+}
+
+void set_kernels(const ggml::Functions & functions, const Kernels * chosen) { ggml_functions = functions, kernels = chosen; }
+
+bool use(bool whether) {
+    const bool was = is_used;
+    is_used = whether;
+    return was;
+}
+
+ggml::TensorTraits * traits_of(const ggml::Tensor * op) {
+    static Traits & traits = *new Traits;  // never freed, since ggml's threads use it
+    if (op->op != ggml::kFlashAttnExt || kernels == nullptr) return nullptr;
+    const ggml::Tensor *queries = op->src[0], *keys = op->src[1], *values = op->src[2], *mask = op->src[3];
+    const bool fits = queries->type == ggml::kF32 && is_row(queries, sizeof(float)) && is_row(op, sizeof(float)) &&
+                      has_code(keys) && has_code(values) && keys->ne[1] <= kMostCells && keys->ne[2] == values->ne[2] &&
+                      queries->ne[2] % keys->ne[2] == 0 && keys->ne[3] == queries->ne[3] && values->ne[3] == queries->ne[3];
+    const bool is_masked = mask == nullptr || (mask->type == ggml::kF16 && mask->ne[2] == 1 && is_row(mask, sizeof(uint16_t)));
+    return fits && is_masked ? &traits : nullptr;
+}
+
+}  // namespace ggufspec::attention
