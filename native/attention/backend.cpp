@@ -46,8 +46,10 @@ struct Shape {
 
     bool is_shared() const { return n_rows <= kMostShared; }
     int64_t n_tile() const { return is_shared() ? n_rows : std::min(n_rows, kTile); }
+    int64_t n_queries() const { return is_shared() ? n_heads * n_rows : n_tile(); }  // that a thread holds
     int64_t tile_tokens() const { return is_shared() ? n_tokens : std::min(n_tokens, kTile / group + 2); }
 
+    int64_t n_in(int64_t group_of_cells) const { return std::min<int64_t>(kCells, n_cells - kCells * group_of_cells); }
     const uint16_t * mask_of(int64_t token, int64_t stream) const {
         return mask ? reinterpret_cast<const uint16_t *>(at(mask, token, 0, stream % mask->ne[3])) : nullptr;
     }
@@ -86,7 +88,7 @@ struct Scratch {
 
     Scratch(Memory & memory, const Shape & shape)
         : cells(memory.take<float>(kCells * std::max(shape.d_keys, shape.d_values))),
-          queries(memory.take<float>(shape.n_tile() * shape.d_keys)),
+          queries(memory.take<float>(shape.n_queries() * shape.d_keys)),
           scores(memory.take<float>(shape.is_shared() ? 0 : shape.n_tile() * shape.n_padded)),
           largest(memory.take<float>(shape.is_shared() ? 0 : shape.n_padded)),
           sums(memory.take<int32_t>(shape.is_shared() ? 0 : shape.n_tile() * shape.d_values)),
@@ -109,71 +111,85 @@ struct Shared {
     }
 };
 
-// Some rows of a KV head, and the groups of cells that one of them sees.
+// The groups of cells that one of some tokens sees: their numbers, and for each the tokens that see it.
+struct Groups {
+    int32_t * numbers;
+    uint8_t * seen;
+    int64_t n = 0, first, n_tokens;
+
+    Groups(const Shape & shape, const Scratch & scratch, int64_t stream, int64_t first, int64_t end)
+        : numbers(scratch.groups), seen(scratch.seen), first(first), n_tokens(end - first) {
+        for (int64_t group = 0; group < shape.n_groups; group++) {
+            uint8_t * by = seen + n * n_tokens;
+            bool is_seen = shape.mask == nullptr;
+            std::fill(by, by + n_tokens, uint8_t{is_seen});
+            for (int64_t i = 0; shape.mask && i < n_tokens; i++) {
+                by[i] = is_visible(shape.mask_of(first + i, stream) + kCells * group, shape.n_in(group));
+                is_seen |= by[i] != 0;
+            }
+            if (is_seen) numbers[n++] = int32_t(group);
+        }
+    }
+};
+
+// Some rows of a KV head.
 struct Part {
     const Shape & shape;
     const Scratch & scratch;
-    int64_t stream, head, first, end;  // rows
-    float *scores, *largest;           // of these rows
+    int64_t stream, head, first, end;   // rows
+    float *queries, *scores, *largest;  // of these rows
     int32_t * sums;
-    int64_t n_groups = 0;
-
-    int64_t first_token() const { return first / shape.group; }
-    int64_t n_tokens() const { return (end - 1) / shape.group + 1 - first_token(); }
-    int64_t n_in(int64_t group) const { return std::min<int64_t>(kCells, shape.n_cells - kCells * group); }
-
-    // Fills scratch.groups; scratch.seen has for each the tokens that see it.
-    void find_groups() {
-        const int64_t n = n_tokens();
-        for (int64_t group = 0; group < shape.n_groups; group++) {
-            uint8_t * seen = scratch.seen + n_groups * n;
-            bool is_seen = shape.mask == nullptr;
-            if (is_seen) std::fill(seen, seen + n, uint8_t{1});
-            else
-                for (int64_t i = 0; i < n; i++) {
-                    seen[i] = is_visible(shape.mask_of(first_token() + i, stream) + kCells * group, n_in(group));
-                    is_seen |= seen[i] != 0;
-                }
-            if (is_seen) scratch.groups[n_groups++] = int32_t(group);
-        }
-    }
 
     void load_queries() const {
         for (int64_t row = first; row < end; row++) {
             const auto * from = reinterpret_cast<const float *>(
                 at(shape.queries, row / shape.group, head * shape.group + row % shape.group, stream));
-            float * to = scratch.queries + (row - first) * shape.d_keys;
+            float * to = queries + (row - first) * shape.d_keys;
             for (int64_t i = 0; i < shape.d_keys; i++) to[i] = from[i] * shape.scale;
         }
     }
 
     // The rows that see the i-th visible group of cells, relative to the first.
-    int rows_of(int64_t i, int64_t * rows) const {
-        const uint8_t * seen = scratch.seen + i * n_tokens();
+    int rows_of(const Groups & groups, int64_t i, int64_t * rows) const {
+        const uint8_t * seen = groups.seen + i * groups.n_tokens;
         int n = 0;
-        for (int64_t row = first; row < end; row++) {
-            if (seen[row / shape.group - first_token()]) rows[n++] = row - first;
+        for (int64_t token = groups.first; token < groups.first + groups.n_tokens; token++) {
+            if (!seen[token - groups.first]) continue;
+            const int64_t last = std::min(end, (token + 1) * shape.group);
+            for (int64_t row = std::max(first, token * shape.group); row < last; row++) rows[n++] = row - first;
         }
         return n;
     }
 
-    void score(int64_t i) const {
-        const int64_t group = scratch.groups[i], cell = kCells * group;
+    const uint8_t * cells(const ggml::Tensor * of, int64_t group) const {
+        return reinterpret_cast<const uint8_t *>(at(of, kCells * group, head, stream));
+    }
+
+    // The next cells that this thread needs: of the next head or the next group.
+    Next next(const ggml::Tensor * of, const Groups & groups, int64_t i, bool has_more_heads) const {
+        const size_t n_bytes = of->type == ggml::kQ8_0 ? of->ne[0] / 32 * 34 : 2 * of->ne[0];
+        if (has_more_heads) return {cells(of, groups.numbers[i]) + of->nb[2], of->nb[1], n_bytes};
+        if (i + 1 == groups.n) return {};
+        const int64_t n_before = shape.is_shared() ? head : 0;
+        return {cells(of, groups.numbers[i + 1]) - n_before * of->nb[2], of->nb[1], n_bytes};
+    }
+
+    void score(const Groups & groups, int64_t i, bool has_more_heads = false) const {
+        const int64_t group = groups.numbers[i], cell = kCells * group;
         int64_t rows[kMostShared];
-        const float * queries[kMostShared];
+        const float * from[kMostShared];
         float * to[kMostShared];
-        const int n = rows_of(i, rows);
+        const int n = rows_of(groups, i, rows);
         for (int j = 0; j < n; j++) {
-            queries[j] = scratch.queries + rows[j] * shape.d_keys;
+            from[j] = queries + rows[j] * shape.d_keys;
             to[j] = scores + rows[j] * shape.n_padded + cell;
         }
         const ggml::Tensor *keys = shape.keys, *values = shape.values;
-        const auto * from = reinterpret_cast<const uint8_t *>(at(keys, cell, head, stream));
-        kernels->load(keys->type, scratch.cells, from, keys->nb[1], int(n_in(group)), int(shape.d_keys));
-        kernels->scores(n, queries, scratch.cells, int(shape.d_keys), to);
-        from = reinterpret_cast<const uint8_t *>(at(values, cell, head, stream));
-        kernels->largest(values->type, largest + cell, from, values->nb[1], int(n_in(group)), int(shape.d_values));
-        std::fill(largest + cell + n_in(group), largest + cell + kCells, 0.0f);
+        const int n_in = int(shape.n_in(group));
+        kernels->load(keys->type, scratch.cells, cells(keys, group), keys->nb[1], n_in, int(shape.d_keys));
+        kernels->scores(n, from, scratch.cells, int(shape.d_keys), to, next(keys, groups, i, has_more_heads));
+        kernels->largest(values->type, largest + cell, cells(values, group), values->nb[1], n_in, int(shape.d_values));
+        std::fill(largest + cell + n_in, largest + cell + kCells, 0.0f);
     }
 
     // Turns the scores of a row into weights; returns the factor of its sums.
@@ -192,25 +208,25 @@ struct Part {
 
     void clear_sums() const { std::fill(sums, sums + (end - first) * shape.d_values, 0); }
 
-    void weigh(int64_t i) const {
-        const int64_t group = scratch.groups[i], cell = kCells * group;
+    void weigh(const Groups & groups, int64_t i, bool has_more_heads = false) const {
+        const int64_t group = groups.numbers[i], cell = kCells * group;
         int64_t rows[kMostShared];
         const float * weights[kMostShared];
         int32_t * to[kMostShared];
-        const int n = rows_of(i, rows);
+        const int n = rows_of(groups, i, rows);
         for (int j = 0; j < n; j++) {
             weights[j] = scores + rows[j] * shape.n_padded + cell;
             to[j] = sums + rows[j] * shape.d_values;
         }
         const ggml::Tensor * values = shape.values;
-        const auto * from = reinterpret_cast<const uint8_t *>(at(values, cell, head, stream));
-        kernels->load(values->type, scratch.cells, from, values->nb[1], int(n_in(group)), int(shape.d_values));
+        const int n_in = int(shape.n_in(group));
+        kernels->load(values->type, scratch.cells, cells(values, group), values->nb[1], n_in, int(shape.d_values));
         // A hidden cell has weight zero, which only hides finite values.
-        for (int64_t j = 0; j < n_in(group); j++) {
+        for (int64_t j = 0; j < n_in; j++) {
             float * of = scratch.cells + j * shape.d_values;
             if (!(largest[cell + j] < std::numeric_limits<float>::infinity())) std::fill(of, of + shape.d_values, 0.0f);
         }
-        kernels->values(n, weights, scratch.cells, int(shape.d_values), to);
+        kernels->values(n, weights, scratch.cells, int(shape.d_values), to, next(values, groups, i, has_more_heads));
     }
 };
 
@@ -250,20 +266,20 @@ private:
         if (params->ith == 0) ggml_functions.ggml_threadpool_chunk_set(params->threadpool, params->nth);
         ggml_functions.ggml_barrier(params->threadpool);
         for (int64_t i = params->ith; i < n; i = ggml_functions.ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            const int64_t of = i / n_tiles, first = i % n_tiles * kTile;
-            Part part{shape,         scratch,         of / shape.n_heads, of % shape.n_heads,
-                      first,         std::min(first + kTile, shape.n_rows), scratch.scores, scratch.largest,
-                      scratch.sums};
-            part.find_groups();
+            const int64_t of = i / n_tiles, stream = of / shape.n_heads, first = i % n_tiles * kTile;
+            const int64_t end = std::min(first + kTile, shape.n_rows);
+            const Groups groups(shape, scratch, stream, first / shape.group, (end - 1) / shape.group + 1);
+            const Part part{shape, scratch, stream, of % shape.n_heads, first, end, scratch.queries, scratch.scores,
+                            scratch.largest, scratch.sums};
             part.load_queries();
             part.clear_sums();
-            for (int64_t j = 0; j < part.n_groups; j++) part.score(j);
+            for (int64_t j = 0; j < groups.n; j++) part.score(groups, j);
             float factors[kTile];
-            for (int64_t row = first; row < part.end; row++) factors[row - first] = part.softmax(row);
-            for (int64_t j = 0; j < part.n_groups; j++) part.weigh(j);
-            for (int64_t row = first; row < part.end; row++) {
+            for (int64_t row = first; row < end; row++) factors[row - first] = part.softmax(row);
+            for (int64_t j = 0; j < groups.n; j++) part.weigh(groups, j);
+            for (int64_t row = first; row < end; row++) {
                 finish(shape, part.sums + (row - first) * shape.d_values, factors[row - first],
-                       shape.out(row, part.head, part.stream));
+                       shape.out(row, part.head, stream));
             }
         }
     }
@@ -272,38 +288,40 @@ private:
     static void share(ggml::ComputeParams * params, const Shape & shape, const Shared & shared, const Scratch & scratch) {
         const int64_t n_parts = shape.n_streams * shape.n_heads, n_rows = n_parts * shape.n_rows;
         const auto part_of = [&](int64_t i, int thread) {
-            const int64_t row = i * shape.n_rows;
+            const int64_t row = i * shape.n_rows, head = i % shape.n_heads;
             return Part{shape,
                         scratch,
                         i / shape.n_heads,
-                        i % shape.n_heads,
+                        head,
                         0,
                         shape.n_rows,
+                        scratch.queries + head * shape.n_rows * shape.d_keys,
                         shared.scores + row * shape.n_padded,
                         shared.largest + i * shape.n_padded,
                         shared.sums + (thread * n_rows + row) * shape.d_values};
         };
-        // The groups of cells that this thread takes of each part.
-        const auto for_parts = [&](auto && function) {
-            for (int64_t i = 0; i < n_parts; i++) {
-                Part part = part_of(i, params->ith);
-                part.find_groups();
-                function(part, part.n_groups * params->ith / params->nth, part.n_groups * (params->ith + 1) / params->nth);
+        // This thread's share of the groups of cells. The heads come one after the other, as they lie in memory.
+        const auto for_groups = [&](auto && begin_part, auto && function) {
+            for (int64_t stream = 0; stream < shape.n_streams; stream++) {
+                const Groups groups(shape, scratch, stream, 0, shape.n_tokens);
+                for (int64_t i = 0; i < shape.n_heads; i++) begin_part(part_of(stream * shape.n_heads + i, params->ith));
+                const int64_t begin = groups.n * params->ith / params->nth, end = groups.n * (params->ith + 1) / params->nth;
+                for (int64_t j = begin; j < end; j++) {
+                    for (int64_t i = 0; i < shape.n_heads; i++) {
+                        function(part_of(stream * shape.n_heads + i, params->ith), groups, j, i + 1 < shape.n_heads);
+                    }
+                }
             }
         };
-        for_parts([](const Part & part, int64_t begin, int64_t end) {
-            if (begin < end) part.load_queries();
-            for (int64_t j = begin; j < end; j++) part.score(j);
-        });
+        for_groups([](const Part & part) { part.load_queries(); },
+                   [](const Part & part, auto &&... of) { part.score(of...); });
         ggml_functions.ggml_barrier(params->threadpool);
         for (int64_t i = n_rows * params->ith / params->nth; i < n_rows * (params->ith + 1) / params->nth; i++) {
             shared.factors[i] = part_of(i / shape.n_rows, 0).softmax(i % shape.n_rows);
         }
         ggml_functions.ggml_barrier(params->threadpool);
-        for_parts([](const Part & part, int64_t begin, int64_t end) {
-            part.clear_sums();
-            for (int64_t j = begin; j < end; j++) part.weigh(j);
-        });
+        for_groups([](const Part & part) { part.clear_sums(); },
+                   [](const Part & part, auto &&... of) { part.weigh(of...); });
         ggml_functions.ggml_barrier(params->threadpool);
         for (int64_t i = n_rows * params->ith / params->nth; i < n_rows * (params->ith + 1) / params->nth; i++) {
             int32_t * sums = shared.sums + i * shape.d_values;

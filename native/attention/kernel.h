@@ -19,6 +19,7 @@ constexpr float kStart = 1.5f * (1 << 23), kLimit = 1 << 22, kTotalLimit = 1 << 
 constexpr float kInfinity = __builtin_inff();
 constexpr uint16_t kHidden = 0xfc00;  // -infinity as f16
 constexpr int kBlock = 32, kBlockBytes = 34;  // of q8_0: values with one scale
+constexpr float kLeastPower = -60;  // of e, of a weight that is not zero
 constexpr int kUnit = 24;  // weights are summed in units of 2^-kUnit
 // Exponents of the largest value of a row's cells: beyond these, powers of two would leave the range of floats. Larger values
 // count as infinite, smaller ones as 2^kLeastValues.
@@ -30,6 +31,18 @@ bool sees(const uint16_t * mask, int64_t n) {
         if (mask[j] != kHidden) return true;
     }
     return false;
+}
+
+// Whether kCells cells are visible and have no bias.
+bool is_plain(const uint16_t * mask) {
+    if (mask == nullptr) return true;
+    uint64_t any = 0;
+    for (int i = 0; i < kCells; i += 4) {
+        uint64_t four;
+        std::memcpy(&four, mask + i, sizeof(four));
+        any |= four;
+    }
+    return any == 0;
 }
 
 bool supports(int type) { return type == ggml::kF16 || type == ggml::kBF16 || type == ggml::kQ8_0; }
@@ -60,7 +73,6 @@ template <class Isa>
 void load(int type, float * to, const uint8_t * from, size_t stride, int n, int d) {
     constexpr int width = Isa::kWidth;
     for (int j = 0; j < n; j++, from += stride, to += d) {
-        for (int i = 0; i < d; i += kCells) __builtin_prefetch(from + kCells * stride + 2 * i);
         if (type == ggml::kF16) {
             for (int i = 0; i < d; i += width) Isa::store(to + i, Isa::halves(from + 2 * i));
         } else if (type == ggml::kBF16) {
@@ -98,11 +110,19 @@ void largest(int type, float * to, const uint8_t * from, size_t stride, int n, i
     }
 }
 
+void prefetch(const Next & next, int begin, int end) {
+    if (next.from == nullptr) return;
+    for (int j = begin; j < end; j++) {
+        for (size_t i = 0; i < next.n_bytes; i += 64) __builtin_prefetch(next.from + j * next.stride + i);
+    }
+}
+
 // A few rows, and all cells in steps of `Cells`, a multiple of four. The lanes of a register are summed in a fixed order.
 template <class Isa, int N, int Cells>
-void score(const float * const * rows, const float * keys, int d, float * const * to) {
+void score(const float * const * rows, const float * keys, int d, float * const * to, const Next & next) {
     constexpr int width = Isa::kWidth;
     for (int first = 0; first < kCells; first += Cells, keys += Cells * d) {
+        prefetch(next, first, first + Cells);
         typename Isa::Floats sums[N][Cells];
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) {
@@ -129,30 +149,31 @@ void score(const float * const * rows, const float * keys, int d, float * const 
 }
 
 template <class Isa, int... N>
-void scores(int n, const float * const * rows, const float * keys, int d, float * const * to,
+void scores(int n, const float * const * rows, const float * keys, int d, float * const * to, const Next & next,
             std::integer_sequence<int, N...>) {
     const int n_calls = (n + Isa::kRows - 1) / Isa::kRows;
     for (int call = 0; call < n_calls; call++) {
         const int first = n * call / n_calls, size = n * (call + 1) / n_calls - first;
-        ((size == N + 1 ? score<Isa, N + 1, N == 0 ? 8 : 4>(rows + first, keys, d, to + first) : void()), ...);
+        const Next once = call == 0 ? next : Next{};
+        ((size == N + 1 ? score<Isa, N + 1, N == 0 ? 8 : 4>(rows + first, keys, d, to + first, once) : void()), ...);
     }
 }
 
 template <class Isa>
-void scores_of(int n, const float * const * rows, const float * keys, int d, float * const * to) {
-    scores<Isa>(n, rows, keys, d, to, std::make_integer_sequence<int, Isa::kRows>{});
+void scores_of(int n, const float * const * rows, const float * keys, int d, float * const * to, const Next & next) {
+    scores<Isa>(n, rows, keys, d, to, next, std::make_integer_sequence<int, Isa::kRows>{});
 }
 
-// e^x for x <= 0, 0 below -87; NaN for NaN.
+// e^x for x <= 0, with its last bit set; 0 below kLeastPower; NaN for NaN.
 template <class Isa>
 typename Isa::Floats exponential(typename Isa::Floats x) {
-    const auto y = Isa::larger(Isa::all(-87.0f), x), n = Isa::rounded(Isa::multiply(y, Isa::all(1.44269504f)));
+    const auto y = Isa::larger(Isa::all(kLeastPower), x), n = Isa::rounded(Isa::multiply(y, Isa::all(1.44269504f)));
     const auto r = Isa::add(Isa::add(y, n, Isa::all(-0.693359375f)), n, Isa::all(2.12194440e-4f));
     auto p = Isa::all(1.9875691500e-4f);
     constexpr float factors[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
     for (const float factor : factors) p = Isa::add(Isa::all(factor), p, r);
     p = Isa::add(Isa::plus(r, Isa::all(1)), p, Isa::multiply(r, r));
-    return Isa::choose(Isa::is_less(x, Isa::all(-87.0f)), Isa::all(0), Isa::multiply(p, Isa::powers(n)));
+    return Isa::choose(Isa::is_less(x, Isa::all(kLeastPower)), Isa::all(0), Isa::odd(Isa::multiply(p, Isa::powers(n))));
 }
 
 template <class Isa>
@@ -181,21 +202,27 @@ float softmax(const Row & row, int32_t * visible) {
     const Floats hidden = Isa::all(-kInfinity);
     Floats top = hidden, most = Isa::all(0), n_seen = Isa::all(0);
     int32_t n_groups = 0;
+    int64_t n_plain = 0;  // cells of groups that are visible and have no bias
     for (int64_t first = 0; first < row.n_cells; first += kCells) {
         const int64_t n = row.n_cells - first;
         const uint16_t * mask = row.mask ? row.mask + first : nullptr;
         if (mask && !sees(mask, n < kCells ? n : kCells)) continue;
         visible[n_groups++] = int32_t(first / kCells);
-        uint16_t last[kCells] = {};
-        if (n < kCells) {
-            for (int64_t j = 0; j < kCells; j++) last[j] = j >= n ? kHidden : mask ? mask[j] : 0;
-            mask = last;
-        } else if (mask == nullptr) mask = last;
+        if (n >= kCells && row.cap == 0 && is_plain(mask)) {
+            for (int j = 0; j < kCells; j += width) {
+                top = Isa::larger(Isa::load(row.scores + first + j), top);
+                most = Isa::larger(most, Isa::load(row.largest + first + j));
+            }
+            n_plain += kCells;
+            continue;
+        }
+        uint16_t bits[kCells];
+        for (int64_t j = 0; j < kCells; j++) bits[j] = j >= n ? kHidden : mask ? mask[j] : 0;
         for (int j = 0; j < kCells; j += width) {
             float * at = row.scores + first + j;
             Floats x = Isa::load(at);
             if (row.cap != 0) x = capped<Isa>(x, row.cap);
-            const Floats bias = Isa::halves(reinterpret_cast<const uint8_t *>(mask + j));
+            const Floats bias = Isa::halves(reinterpret_cast<const uint8_t *>(bits + j));
             const auto is_hidden = Isa::is_less(bias, Isa::all(-65504.0f));
             x = Isa::choose(is_hidden, hidden, Isa::add(x, bias, Isa::all(row.slope)));
             Isa::store(at, x);
@@ -206,7 +233,7 @@ float softmax(const Row & row, int32_t * visible) {
     }
     float lanes[3][width];
     Isa::store(lanes[0], top), Isa::store(lanes[1], most), Isa::store(lanes[2], n_seen);
-    float peak = -kInfinity, size = 0, n_all = 0;
+    float peak = -kInfinity, size = 0, n_all = float(n_plain);
     for (int i = 0; i < width; i++) {
         if (lanes[0][i] > peak) peak = lanes[0][i];
         if (lanes[1][i] > size) size = lanes[1][i];
@@ -256,15 +283,12 @@ float softmax(const Row & row, int32_t * visible) {
         if (shift + step <= kMostShift && fits(shift + step)) shift += step;
     }
     shift += kUnit - exponent;
-    // The last bit is set, so that no product ends in one half: a product of an odd number of 24 bits is at least 2^23 times
-    // its last bit.
+    // The last bit of each weight is set. So no product ends in one half: with an odd number of 24 bits, a product is at least
+    // 2^23 times its own last bit, and it is below 2^22.
     const Floats factor = Isa::all(power(shift));
     for (int32_t i = 0; i < n_groups; i++) {
         float * at = row.scores + int64_t{kCells} * visible[i];
-        for (int j = 0; j < kCells; j += width) {
-            const Floats p = Isa::multiply(Isa::load(at + j), factor);
-            Isa::store(at + j, Isa::choose(Isa::is_less(Isa::all(0), p), Isa::odd(p), p));
-        }
+        for (int j = 0; j < kCells; j += width) Isa::store(at + j, Isa::multiply(Isa::load(at + j), factor));
     }
     double sum = double(weights.total) / (1 << kUnit);
     if (row.sink) {
@@ -277,9 +301,10 @@ float softmax(const Row & row, int32_t * visible) {
 
 // N rows, and C registers of each cell's values at a time.
 template <class Isa, int N, int C>
-int weigh(int at, const float * const * weights, const float * values, int d, int32_t * const * sums) {
+int weigh(int at, const float * const * weights, const float * values, int d, int32_t * const * sums, const Next & next) {
     constexpr int width = Isa::kWidth;
     for (; at + C * width <= d; at += C * width) {
+        prefetch(next, kCells * at / d, kCells * (at + C * width) / d);
         typename Isa::Floats sum[N][C];
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) {
@@ -310,26 +335,27 @@ int weigh(int at, const float * const * weights, const float * values, int d, in
 }
 
 template <class Isa, int N>
-void weigh_all(const float * const * weights, const float * values, int d, int32_t * const * sums) {
+void weigh_all(const float * const * weights, const float * values, int d, int32_t * const * sums, const Next & next) {
     constexpr int n = Isa::kSums / N, most = n >= 8 ? 8 : n >= 4 ? 4 : 2;
-    const int at = weigh<Isa, N, most>(0, weights, values, d, sums);
-    weigh<Isa, N, 1>(at, weights, values, d, sums);
+    const int at = weigh<Isa, N, most>(0, weights, values, d, sums, next);
+    weigh<Isa, N, 1>(at, weights, values, d, sums, next);
 }
 
 template <class Isa, int... N>
-void values(int n, const float * const * weights, const float * from, int d, int32_t * const * sums,
+void values(int n, const float * const * weights, const float * from, int d, int32_t * const * sums, const Next & next,
             std::integer_sequence<int, N...>) {
     constexpr int most = Isa::kSums / 2;
     const int n_calls = (n + most - 1) / most;
     for (int call = 0; call < n_calls; call++) {
         const int first = n * call / n_calls, size = n * (call + 1) / n_calls - first;
-        ((size == N + 1 ? weigh_all<Isa, N + 1>(weights + first, from, d, sums + first) : void()), ...);
+        const Next once = call == 0 ? next : Next{};
+        ((size == N + 1 ? weigh_all<Isa, N + 1>(weights + first, from, d, sums + first, once) : void()), ...);
     }
 }
 
 template <class Isa>
-void values_of(int n, const float * const * weights, const float * from, int d, int32_t * const * sums) {
-    values<Isa>(n, weights, from, d, sums, std::make_integer_sequence<int, Isa::kSums / 2>{});
+void values_of(int n, const float * const * weights, const float * from, int d, int32_t * const * sums, const Next & next) {
+    values<Isa>(n, weights, from, d, sums, next, std::make_integer_sequence<int, Isa::kSums / 2>{});
 }
 
 template <class Isa>

@@ -18,6 +18,12 @@ namespace ggufspec::attention {
 
 constexpr int kCells = 32;  // cells at a time
 
+// kCells rows in the cache that are needed soon: reading them begins while others are computed. from: may be null.
+struct Next {
+    const uint8_t * from;
+    size_t stride, n_bytes;
+};
+
 // A row of scores over all cells; `softmax` turns scores into weights.
 struct Row {
     float * scores;           // those of hidden cells may be anything
@@ -42,14 +48,14 @@ struct Kernels {
     void (*largest)(int type, float * to, const uint8_t * from, size_t stride, int n, int d);
 
     // to[i][j] = the product of row i and cell j, for n rows and kCells cells.
-    void (*scores)(int n, const float * const * rows, const float * keys, int d, float * const * to);
+    void (*scores)(int n, const float * const * rows, const float * keys, int d, float * const * to, const Next & next);
 
     // Turns the scores of all visible groups of kCells cells into weights, and returns the factor of the sum of the weighted
     // values; NaN if a visible cell or the row has values that are not finite. visible: room for the numbers of these groups.
     float (*softmax)(const Row & row, int32_t * visible);
 
     // sums[i][.] += weights[i][j] * values of cell j, for n rows and kCells cells.
-    void (*values)(int n, const float * const * weights, const float * values, int d, int32_t * const * sums);
+    void (*values)(int n, const float * const * weights, const float * values, int d, int32_t * const * sums, const Next & next);
 };
 
 // Whether a row sees one of its n <= kCells cells from this place of its mask on.
