@@ -1,5 +1,7 @@
 #include "context.h"
 
+#include "attention/backend.h"
+
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -276,12 +278,14 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
     is_interrupted_ = std::move(is_interrupted);
     int32_t result = -1;
     std::optional<DecodeError> thrown;
+    const bool was = attention::use(uses_attention);
     try {
         result = is_stopped_ ? kStopped : functions_.decode(context_, batch);
         functions_.synchronize(context_);
     } catch (const std::exception & error) {
         thrown.emplace(std::string("llama.cpp could not decode a batch: ") + error.what());
     } catch (...) { thrown.emplace("llama.cpp could not decode a batch: unknown exception"); }
+    attention::use(was);
     is_interrupted_ = nullptr;
     seconds_ = seconds_ + std::chrono::duration<double>(Clock::now() - start).count();
     const int32_t * tokens = tokens_.data();

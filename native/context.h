@@ -107,6 +107,9 @@ public:
     // The logits of token i of the last batch; null if llama.cpp did not keep them.
     const float * logits(int32_t i) const;
 
+    // Whether batches use the attention kernels: see native/attention. At first, they do not.
+    bool uses_attention = false;
+
     // Wall time inside llama_decode so far. From any thread.
     double decode_seconds() const { return seconds_; }
     size_t n_batch() const { return tokens_.size(); }

@@ -28,7 +28,7 @@ _MOST_BYTES = 2**20  # bytes read of a file: far more than any file needs
 _ALLOWED: Mapping[str, Collection[object]] = {  # values of TunedSettings
     **dict.fromkeys(("n_threads", "n_threads_draft"), range(1, 513)),
     **dict.fromkeys(("n_batch", "n_batch_draft"), range(1, 2**20 + 1)),
-    "flash_attention": ("auto", "on", "off"),
+    "flash_attention": ("auto", "on", "off", "own"),
 }
 
 

@@ -1,4 +1,7 @@
-"""Measures once per pair whether its passes on this CPU are faster without flash attention."""
+"""Measures once per pair which attention its passes on this CPU are fastest with.
+
+There are three ways: flash attention by our kernels or by llama.cpp's, and none.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ import numpy as np
 
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
+from ggufspec.llama import kernels
 from ggufspec.llama.bare_context import BareContext
-from ggufspec.llama.context_options import FLASH_ATTENTION, ContextOptions
+from ggufspec.llama.context_options import FLASH_ATTENTION, OWN, ContextOptions
 from ggufspec.llama.cpu_use import cpu_use, is_busy, were_disturbed
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.kernel_choice import is_disturbed, measuring
@@ -42,9 +46,12 @@ _MOST_ROUNDS, _FEWEST_ROUNDS = 9, 2
 _N_TRIED = 2  # passes over one token; the first may read weights from the disk
 _N_ATTEMPTS = 2  # to measure while other programs disturb it
 _SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
-_WAYS = ("on", "off")  # of flash attention
+_WAYS = ("on", "off")  # of flash attention, besides OWN
+# Factors of times: ours is used unless another is clearly faster, since texts then do not depend on
+# where and beside what they are computed; flash attention is left out only if that is clear.
+_WEIGHTS = {OWN: FASTER, "on": 1.0, "off": 1 / FASTER}
 
-# Seconds of one model: by "on" or "off", then by depth (two), then by tokens (PASS_SIZES; PROMPT).
+# Seconds of one model: by way, then by depth (two), then by tokens (PASS_SIZES; PROMPT).
 Times = Mapping[str, Sequence[Sequence[float]]]
 
 
@@ -68,9 +75,10 @@ class UsualText(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """How a pair computes attention: "auto" (llama.cpp decides) or "off", without flash attention.
+    """How a pair computes attention: "own", "auto" (llama.cpp decides) or "off", without flash.
 
-    `ratio`: seconds of a text without flash attention, over seconds with it; None: not measured.
+    `ratio`: seconds of a text without flash attention, over seconds with llama.cpp's; None: not
+    measured. `own`: the same of ours; None: it cannot be used.
     `seconds`: per model, target first: of passes over PASS_SIZES, with the choice.
     """
 
@@ -78,6 +86,7 @@ class Attention(NamedTuple):
     ratio: float | None = None
     text: UsualText = UsualText(0, 0)
     seconds: Sequence[Sequence[float]] = ()
+    own: float | None = None
 
     @property
     def reason(self) -> str | None:
@@ -87,9 +96,10 @@ class Attention(NamedTuple):
         what = f"passes after {self.text.depth:,} tokens take"
         if self.text.deepest > DEPTHS[-1]:
             what = f"a prompt of about {self.text.n_prompt:,} tokens and its answer take"
+        own = "" if self.own is None else f"with ggufspec's kernels {self.own:.2f} times, and "
         return (
-            f"flash attention {self.setting}: without it, {what} {self.ratio:.2f} times as long "
-            "on this CPU"
+            f"flash attention {self.setting}: {own}without it, {what} {self.ratio:.2f} times as "
+            "long on this CPU"
         )
 
 
@@ -110,10 +120,12 @@ def choose_attention(text: UsualText, *models: Times, has_draft: bool) -> Attent
                 found += text.n_prompt * seconds_at(text.n_prompt / 2, times, way)[-1] / PROMPT
         return found
 
-    ratio = seconds_of_text("off") / seconds_of_text("on")
-    setting, way = ("off", "off") if ratio < FASTER else (defaults.FLASH_ATTENTION, "on")
+    seconds = {way: seconds_of_text(way) for way in models[0]}
+    way = min(seconds, key=lambda way: _WEIGHTS[way] * seconds[way])
+    setting = defaults.FLASH_ATTENTION if way == "on" else way
     chosen = [seconds_at(text.depth, times, way)[: len(PASS_SIZES)] for times in models]
-    return Attention(setting, ratio, text, chosen)
+    own = seconds[OWN] / seconds["on"] if OWN in seconds else None
+    return Attention(setting, seconds["off"] / seconds["on"], text, chosen, own)
 
 
 def measure_attention(
@@ -140,6 +152,8 @@ def measure_attention(
         return Attention()
     of_long = {"depth": text.deepest} if text.deepest > DEPTHS[-1] else {}
     facts = {"about": "attention", "pair": pair_key(target, draft, options), **of_long}
+    if OWN in _ways():
+        facts |= {"instructions": kernels.instructions(), **kernels.extension_files()}
     n_sizes = len(_sizes(text.deepest))
     if _recall(facts, len(models), n_sizes) is None:
         with measuring():
@@ -167,7 +181,10 @@ def time_passes(model: Model, until: float, deepest: int = DEPTHS[-1]) -> Times 
     found: dict[tuple[str, int, int], list[float]] = {}
     with ExitStack() as stack:
         make = partial(BareContext, model.pointer, max(sizes), deepest, ThreadPools())
-        contexts = {way: stack.enter_context(closing(make(FLASH_ATTENTION[way]))) for way in _WAYS}
+        contexts = {
+            way: stack.enter_context(closing(make(FLASH_ATTENTION[way], way == OWN)))
+            for way in _ways()
+        }
         most = _MOST_SECONDS_LONG if is_long else MOST_SECONDS
         for context in contexts.values():  # before cells are filled by a pass over many tokens
             if min(context.seconds(1, 1) or inf for _ in range(_N_TRIED)) > most:
@@ -190,8 +207,13 @@ def time_passes(model: Model, until: float, deepest: int = DEPTHS[-1]) -> Times 
                 if i >= _FEWEST_ROUNDS and perf_counter() - began > seconds_each:
                     break
     return {
-        way: [[min(found[way, depth, size]) for size in sizes] for depth in depths] for way in _WAYS
+        way: [[min(found[way, depth, size]) for size in sizes] for depth in depths]
+        for way in contexts
     }
+
+
+def _ways() -> Sequence[str]:
+    return (OWN, *_WAYS) if kernels.attention_refusal() is None else _WAYS
 
 
 def _sizes(deepest: int) -> Sequence[int]:
@@ -245,7 +267,7 @@ def _recall(facts: Mapping[str, object], n_models: int, n_sizes: int) -> Sequenc
 
 
 def _is_valid(times: object, n_sizes: int) -> bool:
-    if not isinstance(times, dict) or {*times} != {*_WAYS}:
+    if not isinstance(times, dict) or {*times} - {OWN} != {*_WAYS}:
         return False
     return all(
         np.shape(seconds) == (len(DEPTHS), n_sizes) and bool(np.all(np.asarray(seconds) > 0))

@@ -81,7 +81,11 @@ def attend(case: Case, *, n_threads: int = 1, is_ours: bool = True, spoils: bool
     was = _native.use_attention(is_ours)
     try:
         keys = np.concatenate((-case.keys[:1], case.keys[1:])) if spoils else case.keys
-        given = ((case.queries, _F32), (keys, TYPES[case.type_k]), (case.values, TYPES[case.type_v]))
+        given = (
+            (case.queries, _F32),
+            (keys, TYPES[case.type_k]),
+            (case.values, TYPES[case.type_v]),
+        )
         tensors = [
             library.ggml_permute(memory, _tensor(library, memory, values, number), 0, 2, 1, 3)
             for values, number in given

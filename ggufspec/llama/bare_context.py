@@ -27,8 +27,11 @@ class BareContext:
         n_before: int = 0,
         pools: ThreadPools | None = None,
         flash_attention: int = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
+        uses_own: bool = False,
     ) -> None:
         """`n_most`: maximum tokens of a pass; `n_before`: maximum tokens before it, see `fill`.
+
+        `uses_own`: our kernels compute flash attention.
 
         `pools`: shared with contexts that never compute at the same time; None: its own.
         """
@@ -48,6 +51,7 @@ class BareContext:
                 self._native = _native.Context(
                     *at, params.n_batch, hidden_is_alone=False, shares_cells=False, **addresses()
                 )
+                self._native.uses_attention = uses_own
         vocab = llama_cpp.llama_model_get_vocab(model)
         n_tokens = max(llama_cpp.llama_vocab_n_tokens(vocab), 1)
         self._tokens = [(7 + 101 * i) % n_tokens for i in range(params.n_batch)]

@@ -15,7 +15,7 @@ from ggufspec.common.facts import counted
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import context_options
-from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
+from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, OWN, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
 from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, PassStopped, addresses
 from ggufspec.llama.log import listening, log
@@ -138,6 +138,7 @@ class Context:
                     link is not None and link.facts.shares_cache,
                     **addresses(),
                 )
+                self._native.uses_attention = options.flash_attention == OWN
         except BaseException:
             self.close()
             raise
@@ -280,9 +281,8 @@ class Context:
 
     def _count_threads(self, n_tokens: int) -> ThreadCount | None:
         """Use the number of threads for a pass; returns what chose it, None: nothing."""
-        count = self._thread_count
-        if self.keeps_threads and self.options.flash_attention != "off":
-            count = None
+        depends = self.keeps_threads and self.options.flash_attention not in ("off", OWN)
+        count = None if depends else self._thread_count
         n_threads = self.n_threads if count is None else count.n_for(n_tokens)
         if n_threads != self.n_threads_now:
             self._set_threads(n_threads)

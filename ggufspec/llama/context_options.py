@@ -19,7 +19,9 @@ KV_TYPES: dict[str, int] = {
     name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", _GGML_TYPE_BF16)
     for name in defaults.KV_TYPES
 }
+OWN = "own"  # flash attention that ggufspec's kernels compute, as far as they can
 FLASH_ATTENTION = {
+    OWN: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,

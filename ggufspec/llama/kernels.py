@@ -30,6 +30,7 @@ BUFFER_TYPE = "GGUFSPEC"  # its name in ggml
 GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/ggml_abi.h
 AMX_VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
 INSTRUCTIONS_VARIABLE = "GGUFSPEC_INSTRUCTIONS"  # for tests: see native/dispatch.cpp
+ATTENTION = "attention"  # the name of its trial
 AMX = "AMX"  # the name of its buffer type in ggml
 WORKS, WRONG = "works", "wrong"  # the first word of the last line that a trial prints
 
@@ -126,6 +127,18 @@ def status() -> Status:
     words = found.get("words")
     right = words if isinstance(words, list) else []
     return Status(name, {each: number for each, number in types.items() if each in right})
+
+
+@cache
+def attention_refusal() -> str | None:
+    """Why passes cannot use our attention; None if it passed its trial. Raises OptionError."""
+    check_variables()
+    if (reason := unusable()) is not None or environ.get(VARIABLE) == "on":
+        return reason
+    facts = {"instructions": str(instructions()), "extension": extension_files()}
+    found = outcome(ATTENTION, "try_attention", **facts)
+    works = found is not None and found.get(WORKS) is True
+    return None if works else "a trial in a child process has failed"
 
 
 def slope(matrix_type: str) -> float | None:
@@ -281,7 +294,8 @@ def _files(paths: Sequence[Path]) -> dict[str, list[int]]:
 
 def _tried(name: str, function: str) -> dict[str, Any] | None:
     try:
-        done = child.call("ggufspec.llama.kernel_trials", function)
+        module = "attention_trials" if name == ATTENTION else "kernel_trials"
+        done = child.call(f"ggufspec.llama.{module}", function)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     else:

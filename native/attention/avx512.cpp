@@ -32,9 +32,7 @@ struct Avx512 {
     static Floats powers(Floats x) {  // of two, for whole numbers from -126 on
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(127)), 23));
     }
-    static Floats odd(Floats x) {
-        return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x), _mm512_set1_epi32(1)));
-    }
+    static Floats odd(Floats x) { return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x), _mm512_set1_epi32(1))); }
 
     static Ints no_ints() { return _mm512_setzero_si512(); }
     static Ints load(const int32_t * from) { return _mm512_loadu_si512(from); }

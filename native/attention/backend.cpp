@@ -269,8 +269,8 @@ private:
             const int64_t of = i / n_tiles, stream = of / shape.n_heads, first = i % n_tiles * kTile;
             const int64_t end = std::min(first + kTile, shape.n_rows);
             const Groups groups(shape, scratch, stream, first / shape.group, (end - 1) / shape.group + 1);
-            const Part part{shape, scratch, stream, of % shape.n_heads, first, end, scratch.queries, scratch.scores,
-                            scratch.largest, scratch.sums};
+            const Part part{shape, scratch,         stream,         of % shape.n_heads, first,
+                            end,   scratch.queries, scratch.scores, scratch.largest,    scratch.sums};
             part.load_queries();
             part.clear_sums();
             for (int64_t j = 0; j < groups.n; j++) part.score(groups, j);
@@ -313,15 +313,13 @@ private:
                 }
             }
         };
-        for_groups([](const Part & part) { part.load_queries(); },
-                   [](const Part & part, auto &&... of) { part.score(of...); });
+        for_groups([](const Part & part) { part.load_queries(); }, [](const Part & part, auto &&... of) { part.score(of...); });
         ggml_functions.ggml_barrier(params->threadpool);
         for (int64_t i = n_rows * params->ith / params->nth; i < n_rows * (params->ith + 1) / params->nth; i++) {
             shared.factors[i] = part_of(i / shape.n_rows, 0).softmax(i % shape.n_rows);
         }
         ggml_functions.ggml_barrier(params->threadpool);
-        for_groups([](const Part & part) { part.clear_sums(); },
-                   [](const Part & part, auto &&... of) { part.weigh(of...); });
+        for_groups([](const Part & part) { part.clear_sums(); }, [](const Part & part, auto &&... of) { part.weigh(of...); });
         ggml_functions.ggml_barrier(params->threadpool);
         for (int64_t i = n_rows * params->ith / params->nth; i < n_rows * (params->ith + 1) / params->nth; i++) {
             int32_t * sums = shared.sums + i * shape.d_values;
@@ -339,8 +337,8 @@ bool is_row(const ggml::Tensor * tensor, size_t n_bytes) { return tensor->nb[0] 
 
 bool has_code(const ggml::Tensor * cells) {
     const size_t n_bytes = cells->type == ggml::kQ8_0 ? 34 : 2;
-    return kernels->supports(cells->type) && is_row(cells, n_bytes) && cells->ne[0] % (cells->type == ggml::kQ8_0 ? 32 : 16) == 0 &&
-           cells->ne[0] <= kMostValues;
+    return kernels->supports(cells->type) && is_row(cells, n_bytes) &&
+           cells->ne[0] % (cells->type == ggml::kQ8_0 ? 32 : 16) == 0 && cells->ne[0] <= kMostValues;
 }
 
 }  // namespace

@@ -61,7 +61,9 @@ struct Neon {
     }
 
     // to[i] = the sum of the lanes of x[i], for four registers.
-    static void reduce(float * to, const Floats * x) { vst1q_f32(to, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]))); }
+    static void reduce(float * to, const Floats * x) {
+        vst1q_f32(to, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])));
+    }
 };
 
 }  // namespace

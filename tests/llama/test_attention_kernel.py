@@ -7,9 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from processes import python
 
 from ggufspec.llama import attention_trials, kernels
 from ggufspec.llama.attention_trials import Array, Case, attend, expected
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.model import Model
+from ggufspec.standin import embedded
 
 pytestmark = pytest.mark.skipif(
     kernels.unusable() is not None, reason=f"no kernels here: {kernels.unusable()}"
@@ -55,9 +60,7 @@ def test_it_is_double_precision_up_to_rounding(case: Case) -> None:
 
 def test_that_is_closer_than_llama_cpps_attention() -> None:
     wanted = expected(text())
-    ours, theirs = (
-        np.abs(attend(text(), is_ours=each) - wanted).max() for each in (True, False)
-    )
+    ours, theirs = (np.abs(attend(text(), is_ours=each) - wanted).max() for each in (True, False))
     assert 0 < 10 * ours < theirs
 
 
@@ -154,3 +157,32 @@ def test_what_has_no_code_is_computed_by_llama_cpp() -> None:
     theirs = attend(case, is_ours=False)
     np.testing.assert_array_equal(attend(case), theirs)
     assert (attend(text(2)) != attend(text(2), is_ours=False)).any()
+
+
+@pytest.mark.parametrize(("spoils", "outcome"), [("", "works"), ("keys", "wrong")])
+def test_the_trial_finds_attention_that_computes_something_else(spoils: str, outcome: str) -> None:
+    program = f"from ggufspec.llama import attention_trials as of; of.try_attention({spoils!r})"
+    assert python(program)[-1] == outcome
+
+
+def logits(model: Model, way: str, size: int, n_threads: int = 1) -> Array:
+    """Of 40 tokens in passes of this size."""
+    context = Context(
+        model, ContextOptions(n_ctx=64, n_rows=40, n_threads=n_threads, flash_attention=way)
+    )
+    found = []
+    for i in range(0, 40, size):
+        n = min(size, 40 - i)
+        context.decode([*range(20 + i, 20 + i + n)], n)
+        found.append(np.array(context.rows(0, n)))
+    context.close()
+    return np.concatenate(found)
+
+
+def test_a_context_computes_with_the_attention_that_it_is_made_for() -> None:
+    """Contexts of both kinds in turn; llama.cpp's attention is not as exact."""
+    model = Model(embedded.embedded_target())
+    own, on, again = (logits(model, way, 40) for way in ("own", "on", "own"))
+    np.testing.assert_array_equal(own, again)
+    assert 0 < np.abs(own - on).max() < 0.2 * on.std()
+    model.close()
