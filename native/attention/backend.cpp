@@ -165,6 +165,11 @@ struct Part {
         return reinterpret_cast<const uint8_t *>(at(of, kCells * group, head, stream));
     }
 
+    // Whether the kernels read a group of cells where it lies.
+    static bool is_direct(const ggml::Tensor * of, int n_rows, int n_in) {
+        return of->type == ggml::kF16 && n_rows <= kernels->few && n_in == kCells;
+    }
+
     // The next cells that this thread needs: of the next head or the next group.
     Next next(const ggml::Tensor * of, const Groups & groups, int64_t i, bool has_more_heads) const {
         const size_t n_bytes = of->type == ggml::kQ8_0 ? of->ne[0] / 32 * 34 : 2 * of->ne[0];
@@ -186,8 +191,13 @@ struct Part {
         }
         const ggml::Tensor *keys = shape.keys, *values = shape.values;
         const int n_in = int(shape.n_in(group));
-        kernels->load(keys->type, scratch.cells, cells(keys, group), keys->nb[1], n_in, int(shape.d_keys));
-        kernels->scores(n, from, scratch.cells, int(shape.d_keys), to, next(keys, groups, i, has_more_heads));
+        const Next after = next(keys, groups, i, has_more_heads);
+        if (is_direct(keys, n, n_in)) {
+            kernels->scores_of_halves(n, from, cells(keys, group), keys->nb[1], int(shape.d_keys), to, after);
+        } else {
+            kernels->load(keys->type, scratch.cells, cells(keys, group), keys->nb[1], n_in, int(shape.d_keys));
+            kernels->scores(n, from, scratch.cells, int(shape.d_keys), to, after);
+        }
         kernels->largest(values->type, largest + cell, cells(values, group), values->nb[1], n_in, int(shape.d_values));
         std::fill(largest + cell + n_in, largest + cell + kCells, 0.0f);
     }
@@ -220,13 +230,19 @@ struct Part {
         }
         const ggml::Tensor * values = shape.values;
         const int n_in = int(shape.n_in(group));
+        const Next after = next(values, groups, i, has_more_heads);
+        const auto is_finite = [&](float size) { return size < std::numeric_limits<float>::infinity(); };
+        if (is_direct(values, n, n_in) && std::all_of(largest + cell, largest + cell + kCells, is_finite)) {
+            kernels->values_of_halves(n, weights, cells(values, group), values->nb[1], int(shape.d_values), to, after);
+            return;
+        }
         kernels->load(values->type, scratch.cells, cells(values, group), values->nb[1], n_in, int(shape.d_values));
         // A hidden cell has weight zero, which only hides finite values.
         for (int64_t j = 0; j < n_in; j++) {
             float * of = scratch.cells + j * shape.d_values;
-            if (!(largest[cell + j] < std::numeric_limits<float>::infinity())) std::fill(of, of + shape.d_values, 0.0f);
+            if (!is_finite(largest[cell + j])) std::fill(of, of + shape.d_values, 0.0f);
         }
-        kernels->values(n, weights, scratch.cells, int(shape.d_values), to, next(values, groups, i, has_more_heads));
+        kernels->values(n, weights, scratch.cells, int(shape.d_values), to, after);
     }
 };
 

@@ -117,11 +117,26 @@ void prefetch(const Next & next, int begin, int end) {
     }
 }
 
+// kCells rows of the cache, loaded before or as they lie in it.
+template <class Isa>
+struct Loaded {
+    const float * from;
+    size_t stride;
+    typename Isa::Floats at(int j, int i) const { return Isa::load(from + j * stride + i); }
+};
+
+template <class Isa>
+struct Halves {
+    const uint8_t * from;
+    size_t stride;
+    typename Isa::Floats at(int j, int i) const { return Isa::halves(from + j * stride + 2 * i); }
+};
+
 // A few rows, and all cells in steps of `Cells`, a multiple of four. The lanes of a register are summed in a fixed order.
-template <class Isa, int N, int Cells>
-void score(const float * const * rows, const float * keys, int d, float * const * to, const Next & next) {
+template <class Isa, int N, int Cells, class Source>
+void score(const float * const * rows, const Source & keys, int d, float * const * to, const Next & next) {
     constexpr int width = Isa::kWidth;
-    for (int first = 0; first < kCells; first += Cells, keys += Cells * d) {
+    for (int first = 0; first < kCells; first += Cells) {
         prefetch(next, first, first + Cells);
         typename Isa::Floats sums[N][Cells];
 #pragma GCC unroll 8
@@ -135,7 +150,7 @@ void score(const float * const * rows, const float * keys, int d, float * const 
             for (int i = 0; i < N; i++) row[i] = Isa::load(rows[i] + at);
 #pragma GCC unroll 8
             for (int j = 0; j < Cells; j++) {
-                const auto key = Isa::load(keys + j * d + at);
+                const auto key = keys.at(first + j, at);
 #pragma GCC unroll 8
                 for (int i = 0; i < N; i++) sums[i][j] = Isa::add(sums[i][j], row[i], key);
             }
@@ -148,8 +163,8 @@ void score(const float * const * rows, const float * keys, int d, float * const 
     }
 }
 
-template <class Isa, int... N>
-void scores(int n, const float * const * rows, const float * keys, int d, float * const * to, const Next & next,
+template <class Isa, class Source, int... N>
+void scores(int n, const float * const * rows, const Source & keys, int d, float * const * to, const Next & next,
             std::integer_sequence<int, N...>) {
     const int n_calls = (n + Isa::kRows - 1) / Isa::kRows;
     for (int call = 0; call < n_calls; call++) {
@@ -161,7 +176,13 @@ void scores(int n, const float * const * rows, const float * keys, int d, float 
 
 template <class Isa>
 void scores_of(int n, const float * const * rows, const float * keys, int d, float * const * to, const Next & next) {
-    scores<Isa>(n, rows, keys, d, to, next, std::make_integer_sequence<int, Isa::kRows>{});
+    scores<Isa>(n, rows, Loaded<Isa>{keys, size_t(d)}, d, to, next, std::make_integer_sequence<int, Isa::kRows>{});
+}
+
+template <class Isa>
+void scores_of_halves(int n, const float * const * rows, const uint8_t * keys, size_t stride, int d, float * const * to,
+                      const Next & next) {
+    scores<Isa>(n, rows, Halves<Isa>{keys, stride}, d, to, next, std::make_integer_sequence<int, Isa::kRows>{});
 }
 
 // e^x for x <= 0, with its last bit set; 0 below kLeastPower; NaN for NaN.
@@ -300,8 +321,8 @@ float softmax(const Row & row, int32_t * visible) {
 }
 
 // N rows, and C registers of each cell's values at a time.
-template <class Isa, int N, int C>
-int weigh(int at, const float * const * weights, const float * values, int d, int32_t * const * sums, const Next & next) {
+template <class Isa, int N, int C, class Source>
+int weigh(int at, const float * const * weights, const Source & values, int d, int32_t * const * sums, const Next & next) {
     constexpr int width = Isa::kWidth;
     for (; at + C * width <= d; at += C * width) {
         prefetch(next, kCells * at / d, kCells * (at + C * width) / d);
@@ -314,7 +335,7 @@ int weigh(int at, const float * const * weights, const float * values, int d, in
         for (int j = 0; j < kCells; j++) {
             typename Isa::Floats value[C];
 #pragma GCC unroll 8
-            for (int c = 0; c < C; c++) value[c] = Isa::load(values + j * d + at + c * width);
+            for (int c = 0; c < C; c++) value[c] = values.at(j, at + c * width);
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++) {
                 const auto weight = Isa::all(weights[i][j]);
@@ -334,15 +355,15 @@ int weigh(int at, const float * const * weights, const float * values, int d, in
     return at;
 }
 
-template <class Isa, int N>
-void weigh_all(const float * const * weights, const float * values, int d, int32_t * const * sums, const Next & next) {
+template <class Isa, int N, class Source>
+void weigh_all(const float * const * weights, const Source & values, int d, int32_t * const * sums, const Next & next) {
     constexpr int n = Isa::kSums / N, most = n >= 8 ? 8 : n >= 4 ? 4 : 2;
     const int at = weigh<Isa, N, most>(0, weights, values, d, sums, next);
     weigh<Isa, N, 1>(at, weights, values, d, sums, next);
 }
 
-template <class Isa, int... N>
-void values(int n, const float * const * weights, const float * from, int d, int32_t * const * sums, const Next & next,
+template <class Isa, class Source, int... N>
+void values(int n, const float * const * weights, const Source & from, int d, int32_t * const * sums, const Next & next,
             std::integer_sequence<int, N...>) {
     constexpr int most = Isa::kSums / 2;
     const int n_calls = (n + most - 1) / most;
@@ -355,12 +376,20 @@ void values(int n, const float * const * weights, const float * from, int d, int
 
 template <class Isa>
 void values_of(int n, const float * const * weights, const float * from, int d, int32_t * const * sums, const Next & next) {
-    values<Isa>(n, weights, from, d, sums, next, std::make_integer_sequence<int, Isa::kSums / 2>{});
+    values<Isa>(n, weights, Loaded<Isa>{from, size_t(d)}, d, sums, next, std::make_integer_sequence<int, Isa::kSums / 2>{});
+}
+
+template <class Isa>
+void values_of_halves(int n, const float * const * weights, const uint8_t * from, size_t stride, int d, int32_t * const * sums,
+                      const Next & next) {
+    values<Isa>(n, weights, Halves<Isa>{from, stride}, d, sums, next, std::make_integer_sequence<int, Isa::kSums / 2>{});
 }
 
 template <class Isa>
 constexpr Kernels kernels() {
-    return {Isa::kName, Isa::kWidth, supports, load<Isa>, largest<Isa>, scores_of<Isa>, softmax<Isa>, values_of<Isa>};
+    return {Isa::kName,   Isa::kWidth,    Isa::kSums / 2,       supports,
+            load<Isa>,    largest<Isa>,   scores_of<Isa>,       scores_of_halves<Isa>,
+            softmax<Isa>, values_of<Isa>, values_of_halves<Isa>};
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ struct Row {
 struct Kernels {
     const char * name;
     int width;  // lanes of a register; head sizes are multiples of 16
+    int few;    // rows up to which converting cells once per call is faster than loading them before
 
     // Whether there is code for this type of cache (enum ggml_type).
     bool (*supports)(int type);
@@ -50,12 +51,18 @@ struct Kernels {
     // to[i][j] = the product of row i and cell j, for n rows and kCells cells.
     void (*scores)(int n, const float * const * rows, const float * keys, int d, float * const * to, const Next & next);
 
+    // The same with kCells keys as they lie in an f16 cache, for few rows: see `few`.
+    void (*scores_of_halves)(int n, const float * const * rows, const uint8_t * keys, size_t stride, int d, float * const * to,
+                             const Next & next);
+
     // Turns the scores of all visible groups of kCells cells into weights, and returns the factor of the sum of the weighted
     // values; NaN if a visible cell or the row has values that are not finite. visible: room for the numbers of these groups.
     float (*softmax)(const Row & row, int32_t * visible);
 
     // sums[i][.] += weights[i][j] * values of cell j, for n rows and kCells cells.
     void (*values)(int n, const float * const * weights, const float * values, int d, int32_t * const * sums, const Next & next);
+    void (*values_of_halves)(int n, const float * const * weights, const uint8_t * values, size_t stride, int d,
+                             int32_t * const * sums, const Next & next);
 };
 
 // Whether a row sees one of its n <= kCells cells from this place of its mask on.
