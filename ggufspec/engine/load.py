@@ -24,7 +24,12 @@ from ggufspec.engine.prompt_cache import n_cache_bytes
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama import kernels
-from ggufspec.llama.attention import Attention, UsualText, measure_attention
+from ggufspec.llama.attention import (
+    Attention,
+    UsualText,
+    measure_attention,
+    unmeasured_attention,
+)
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_checks import check_exact, check_room
 from ggufspec.llama.context_options import ContextOptions
@@ -201,10 +206,14 @@ def _settings(
     n_batch = options.n_batch or found.n_batch or defaults.N_BATCH
     offloads = options.offloads and places.offloads(n_batch)
     shared = replace(shared, n_batch=n_batch, offloads=offloads)
-    if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
-        usual = UsualText(*options.usual_text) if options.usual_text else None
-        tuned = found.flash_attention and Attention(found.flash_attention)
-        attention = tuned or measure_attention(target, draft, shared, usual)
+    if options.flash_attention == defaults.FLASH_ATTENTION:
+        if options.exact or not options.tuned:
+            attention = unmeasured_attention(target, draft)
+        elif found.flash_attention:
+            attention = Attention(found.flash_attention)
+        else:
+            usual = UsualText(*options.usual_text) if options.usual_text else None
+            attention = measure_attention(target, draft, shared, usual)
         shared = replace(shared, flash_attention=attention.setting)
     of_target = replace(
         shared,

@@ -10,6 +10,7 @@ from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.pair import Pair
 from ggufspec.errors import ClosedError, DecodeError
+from ggufspec.llama.context_options import OWN
 from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import PreparedScore
 
@@ -19,7 +20,7 @@ _MOST_WAITED = 0.6  # maximum seconds of a pass with a prompt's piece, beside ot
 _MOST_ALONE, _MOST_BEFORE_NEW = 1.0, 0.5
 _FIRST_PIECE = 128  # tokens of a lone prompt's first piece then; as fast per token as 512 on CPUs
 # Minimum tokens of a piece. Smaller passes cost more per token: Qwen 1.5B Q4_0 takes 13 ms per
-# token in passes of 16, 11 ms in passes of 32. With flash attention on CPUs the minimum is 64:
+# token in passes of 16, 11 ms in passes of 32. With llama.cpp's flash attention on CPUs it is 64:
 # after 4,096 tokens, SmolLM2 takes 14 ms per token in passes of 16 or 32, and 6 ms from 64 on
 # (without flash attention 5 ms from 32 on).
 _LEAST_PIECE, _LEAST_PIECE_FLASH = 32, 64
@@ -37,8 +38,8 @@ class Passes:
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
-        has_flash = pair.target.options.flash_attention != "off"
-        self._n_least = _LEAST_PIECE_FLASH if has_flash else _LEAST_PIECE
+        is_theirs = pair.target.options.flash_attention not in ("off", OWN)
+        self._n_least = _LEAST_PIECE_FLASH if is_theirs else _LEAST_PIECE
         # Maximum prompt tokens of a pass, beside other texts and alone.
         self._n_piece, self._n_alone = self._n_least, pair.target.n_batch
         self._most_alone = _MOST_ALONE

@@ -162,7 +162,6 @@ class _Sizes(NamedTuple):
 
     n_tokens: int
     n_cells: int  # bytes
-    n_prompt: int
     n_least: int
     n_state: int  # numbers
     checkpoints: Sequence[tuple[int, int]]  # tokens, bytes
@@ -172,7 +171,6 @@ class _Sizes(NamedTuple):
         return cls(
             len(saved.tokens),
             saved.cells.nbytes,
-            saved.n_prompt,
             saved.n_least,
             0 if saved.state is None else saved.state.size,
             [(n, state.nbytes) for n, state in saved.checkpoints],
@@ -187,7 +185,7 @@ class _Sizes(NamedTuple):
         for n in (*numbers, *chain.from_iterable(checkpoints)):
             if type(n) is not int or not 0 <= n < _MOST_SIZE:
                 raise ValueError("no size")
-        n_most = max(sizes.n_prompt, sizes.n_least, *(n for n, _ in checkpoints))
+        n_most = max(sizes.n_least, *(n for n, _ in checkpoints))
         if not sizes.n_tokens or not sizes.n_cells or n_most > sizes.n_tokens:
             raise ValueError("these numbers cannot be of one text")
         return sizes
@@ -208,7 +206,6 @@ class _Sizes(NamedTuple):
             array("i", tokens.tobytes()),
             cells,
             checkpoints,
-            self.n_prompt,
             self.n_least,
             state.reshape(1, -1) if self.n_state else None,
         )

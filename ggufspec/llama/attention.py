@@ -137,19 +137,20 @@ def measure_attention(
     Measurements that cannot be stored are not used: texts with a seed would differ between loads.
     Nothing is measured for GPUs, for caches of other types than f16 (quantized ones need flash
     attention), for models with too few positions, or if the attention scores of a long context
-    would take too much memory.
+    would take too much memory: see unmeasured_attention.
     """
+    unmeasured = unmeasured_attention(target, draft)
     if text is None:
         # A usual text fills half of the context, and its average token comes at half of that.
         text = UsualText(0, 2 * min(max(options.n_ctx // 4, DEPTHS[0]), DEPTHS[-1]))
     models = [model for model in (target, draft) if model is not None and not model.is_head]
     if {options.type_k, options.type_v} != {"f16"}:
-        return Attention()
+        return unmeasured
     if any(model.n_gpu_layers or not _has_room(model, options) for model in models):
-        return Attention()
+        return unmeasured
     n_positions = text.deepest + max(_sizes(text.deepest))  # beyond the last, llama.cpp aborts
     if any((model.n_ctx_max or n_positions) < n_positions for model in models):
-        return Attention()
+        return unmeasured
     of_long = {"depth": text.deepest} if text.deepest > DEPTHS[-1] else {}
     facts = {"about": "attention", "pair": pair_key(target, draft, options), **of_long}
     if OWN in _ways():
@@ -162,13 +163,20 @@ def measure_attention(
                 measured = _undisturbed(models, text.deepest)
                 if measured is None:
                     logger.warning(
-                        "ggufspec: other programs use the processor, so flash attention is not "
-                        "measured: llama.cpp decides, and a later load measures it"
+                        "ggufspec: other programs use the processor, so attention is not "
+                        "measured: a later load measures it"
                     )
-                    return Attention()
+                    return unmeasured
                 profile_store.remember(facts, {"seconds": measured})
     times = _recall(facts, len(models), n_sizes)
-    return choose_attention(text, *times, has_draft=draft is not None) if times else Attention()
+    return choose_attention(text, *times, has_draft=draft is not None) if times else unmeasured
+
+
+def unmeasured_attention(*models: Model | None) -> Attention:
+    """Ours, where all layers of these models are on the CPU and it works; else llama.cpp's."""
+    if any(model.n_gpu_layers for model in models if model is not None):
+        return Attention()
+    return Attention() if kernels.attention_refusal() else Attention(OWN)
 
 
 def time_passes(model: Model, until: float, deepest: int = DEPTHS[-1]) -> Times | None:

@@ -171,8 +171,8 @@ def _held(cells: Array, of: str) -> Array:
     inverse = np.where(scale == 0, np.float32(0), 1 / np.where(scale == 0, 1, scale))
     codes = blocks * inverse.astype(np.float32)
     codes = np.trunc(codes + np.copysign(np.float32(0.5), codes))
-    held: Array = codes * scale.astype(np.float16).astype(float)
-    return held.reshape(cells.shape)
+    held: Array = (codes * scale.astype(np.float16).astype(float)).reshape(cells.shape)
+    return held
 
 
 def cases() -> Iterator[Case]:

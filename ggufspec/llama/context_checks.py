@@ -7,6 +7,7 @@ import numpy as np
 from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
 from ggufspec.llama import kernels
 from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import OWN
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab_map import filler_tokens
 from ggufspec.models.header import read_header
@@ -34,6 +35,10 @@ def _why_inexact(context: Context) -> str | None:
         return "llama.cpp's kernels compute its recurrent layers"
     if model.adapters:
         return "llama.cpp's kernels compute its LoRA adapters"
+    if (refusal := kernels.attention_refusal()) is not None:
+        return f"llama.cpp computes its attention, since ggufspec's cannot be used ({refusal})"
+    if context.options.flash_attention != OWN:
+        return "llama.cpp computes its attention, as asked (flash_attention, -fa)"
     used = {*map(str.upper, model.kernels.types)}
     if others := sorted({each.type for each in read_header(model.path).matrices} - used):
         why = kernels.status().reason
@@ -44,7 +49,10 @@ def _why_inexact(context: Context) -> str | None:
 
 
 def _found_inexact(context: Context) -> str | None:
-    """Compare a pass after a prompt in one piece with passes over single tokens."""
+    """Compare a pass after a prompt in one piece with passes over single tokens.
+
+    This finds attention for which our kernels have no code, such as that of some caches.
+    """
     n_rows = min(context.n_rows, context.n_ctx)
     first = min(_DEPTH, context.n_ctx - n_rows) + 1
     tokens, session = filler_tokens(context.model.vocab, first + n_rows - 1), LlamaSession(context)
