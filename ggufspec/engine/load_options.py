@@ -143,8 +143,9 @@ class LoadOptions:
         "Maximum drafted tokens per round.")
     flash_attention: str = _option(defaults.FLASH_ATTENTION, OneOf(("auto", "own", "on", "off")),
         "-fa --flash-attn $LLAMA_ARG_FLASH_ATTN",
-        "Flash attention; own: by ggufspec's kernels for CPUs; on: by llama.cpp's; auto: the fastest "
-        "on CPUs for the lengths of prompt and answer, measured once, else llama.cpp's choice.")
+        "Flash attention; own: by ggufspec's kernels for CPUs; on: by llama.cpp's; auto: the "
+        "fastest on CPUs for the lengths of prompt and answer, measured once, else llama.cpp's "
+        "choice.")
     usual_text: tuple[int, ...] | None = _option(None, _usual_text, "",
         "Tokens of prompt and answer, such as (5000, 200), that flash attention is chosen for.  "
         "[default: a short text]")

@@ -33,9 +33,9 @@ def process() -> Iterator[TemplateProcess]:
 
 @pytest.fixture
 def exact_rows(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], bytes]:
-    """The target's logits after each text, of engines that draft 3 tokens; fails where they differ.
+    """The target's logits after each text, of engines with an n_draft_max of 3.
 
-    They differ where a text is scored again and its logits have other bits.
+    Fails where a text is scored again and its logits have other bits.
     """
     found: dict[tuple[int, ...], bytes] = {}
     real = LlamaSession.score

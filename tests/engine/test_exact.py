@@ -1,4 +1,4 @@
-"""Exact passes: each token is computed in a pass of one size, with and without drafts."""
+"""Exact texts: what a token gets does not depend on the pass, the slot, or the texts beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.quantize import requantize
 from ggufspec.standin import embedded
 
-# Half of them are longer than a piece of a prompt, and two begin with the same 80 tokens.
+# Two begin with the same 80 tokens.
 SYSTEM = "The rain had not stopped for a week, and nobody in the village spoke of it. " * 5
 PROMPTS = ["It was the best of", "Once upon a time", f"{SYSTEM}The old man", f"{SYSTEM}A child"]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
@@ -33,6 +33,7 @@ WAYS: list[dict[str, Any]] = [
     {"n_draft": "auto"},
     {"drafter": "ngram", "n_draft": 3},
     {"drafter": "staged", "n_draft": 3},
+    {"tree": "on", "n_draft": 3},
 ]
 
 
@@ -45,7 +46,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(target: Path, *, n_ctx: int = 256, **how: Any) -> Engine:
-    how = {"n_threads": 1, "tuned": False, "exact": True, **how}
+    how = {"n_threads": 1, "tuned": False, "exact": True, "n_draft_max": 3, **how}
     return ggufspec.load(target, embedded.embedded_draft(), n_ctx=n_ctx, **how)
 
 
@@ -74,18 +75,18 @@ def test_texts_at_the_same_time_are_those_of_an_idle_engine(engine: Engine) -> N
     assert [text.tokens for text in found] == [*alone, *alone]
 
 
-def test_a_prompt_is_computed_in_the_same_pieces_after_any_other(
-    engine: Engine, exact_rows: dict[tuple[int, ...], bytes]
+def test_neither_pieces_nor_slots_nor_threads_matter(
+    engine: Engine, target: Path, exact_rows: dict[tuple[int, ...], bytes]
 ) -> None:
-    def first_rows(prompt: str) -> int:
-        return engine.generate(prompt, **{**GREEDY, "max_tokens": 1}).stats.n_prompt_reused
-
-    long = PROMPTS[2]
-    for prompt in (long, PROMPTS[3], long, long[:200], long):
-        first_rows(prompt)
-    n = len(engine.tokenize(long)) - 1
-    assert first_rows(long) == n, "the same prompt is not processed again"
-    assert 0 < first_rows(f"{long} said to her") < n, "whole pieces are reused"
+    """A prompt is read in pieces, or goes on from cells, also where those of others lie between."""
+    texts = [engine.generate(prompt, **GREEDY).tokens for prompt in PROMPTS]
+    shorter = [PROMPTS[3], PROMPTS[2][:200], PROMPTS[2], PROMPTS[0], PROMPTS[2][:90]]
+    engine.generate_batch(shorter, **GREEDY, n_draft=3)
+    assert [engine.generate(prompt, **GREEDY).tokens for prompt in PROMPTS] == texts
+    for how in ({"n_batch": 5}, {"n_threads": 2}, {"n_slots": 2}):
+        with loaded(target, **how) as other:
+            found = [other.generate(prompt, **GREEDY).tokens for prompt in PROMPTS]
+            assert found == texts, how
 
 
 def test_a_seed_gives_the_same_text_with_drafts_under_the_rule_match(engine: Engine) -> None:
@@ -95,24 +96,46 @@ def test_a_seed_gives_the_same_text_with_drafts_under_the_rule_match(engine: Eng
         assert engine.generate(PROMPTS[0], **{**options, **way}).tokens == plain.tokens, way
 
 
-def test_without_padding_the_check_fails(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
+def test_by_default_passes_are_exact_too(target: Path) -> None:
+    with loaded(target, exact=False) as usual:
+        plain, drafted = (
+            usual.generate(PROMPTS[2], **GREEDY, drafter=of) for of in ("none", "model")
+        )
+        assert plain.tokens == drafted.tokens
+
+
+def test_a_sum_that_depends_on_the_size_of_a_pass_is_found(
+    monkeypatch: pytest.MonkeyPatch, target: Path
+) -> None:
     real, real_rows, n = Context.decode, Context.rows, 0
 
-    def unpadded(self: Context, tokens: Sequence[int], n_rows: int, *more: Any) -> None:
+    def decode(self: Context, tokens: Sequence[int], *more: Any) -> None:
         nonlocal n
         n = len(tokens)
-        while n > 1 and tokens[n - 2] == tokens[-1]:
-            n -= 1
-        real(self, tokens[:n], min(n_rows, n), *more)
+        real(self, tokens, *more)
 
     def rounded(self: Context, first: int, n_rows: int) -> Logits:
         """As kernels of most processors round: by the size of the pass."""
         return np.array(real_rows(self, first, n_rows)) * np.float32(1 + 1e-5 * n)
 
-    monkeypatch.setattr(Context, "decode", unpadded)
+    monkeypatch.setattr(Context, "decode", decode)
     monkeypatch.setattr(Context, "rows", rounded)
-    with pytest.raises(OptionError, match="depend on the tokens beside it"):
+    with pytest.raises(OptionError, match="depend on the size of a pass"):
         loaded(target).close()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"flash_attention": "on"}, "llama.cpp computes its attention, as asked"),
+        ({"repack": False}, "llama.cpp's kernels compute its F16 weights"),
+    ],
+)
+def test_where_llama_cpp_computes_it_is_refused(
+    how: dict[str, Any], why: str, target: Path
+) -> None:
+    with pytest.raises(OptionError, match=why):
+        loaded(target, **how).close()
 
 
 def test_recurrent_models_are_refused(tmp_path: Path) -> None:
@@ -121,7 +144,7 @@ def test_recurrent_models_are_refused(tmp_path: Path) -> None:
         ggufspec.load(path, n_ctx=64, exact=True, tuned=False)
 
 
-def test_a_prompt_is_scored_in_exact_passes_too(engine: Engine) -> None:
+def test_scores_of_a_prompt_are_exact_too(engine: Engine) -> None:
     tokens = engine.tokenize(PROMPTS[2])
     engine.forget()
     options = CheckedOptions.of(GREEDY)

@@ -208,17 +208,18 @@ def test_a_draft_that_leaves_out_a_part_of_the_text_reads_it_anew(tmp_path: Path
         assert tokens_of(in_turns(engine, 2, **how)) == tokens_of(in_turns(without, 2, **how))
 
 
-def test_exact_passes_have_the_same_bits_after_a_restore(
+def test_logits_have_the_same_bits_after_a_restore(
     tmp_path: Path, exact_rows: dict[tuple[int, ...], bytes]
 ) -> None:
     files = with_draft(tmp_path)
-    with load(files, exact=True) as engine, load(files, exact=True, cache_ram=0) as without:
+    how: dict[str, Any] = {"exact": True, "n_draft_max": 3}
+    with load(files, **how) as engine, load(files, **how, cache_ram=0) as without:
         turns = in_turns(engine, 2, **{**GREEDY, "n_draft": 3, "drafter": "model"})
         others = in_turns(without, 2, **{**GREEDY, "drafter": "none"})
         assert tokens_of(turns) == tokens_of(others)
     assert exact_rows
     for written in turns[1]:
-        assert written.stats.n_prompt_reused == 64  # whole pieces
+        assert written.stats.n_prompt_reused > 64
 
 
 def test_a_text_with_a_seed_stays_the_same(tmp_path: Path) -> None:

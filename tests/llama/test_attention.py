@@ -29,11 +29,14 @@ from ggufspec.llama.attention import (
     choose_attention,
     measure_attention,
     time_passes,
+    unmeasured_attention,
 )
 from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import AttentionHeads, Model
 from ggufspec.standin import embedded
+
+UNMEASURED = unmeasured_attention().setting
 
 
 def times(flash: float, plain: float, many: float = 1.0) -> Times:
@@ -240,7 +243,7 @@ def test_a_load_measures_once_for_each_pair(target: Path, draft: Path, timer: Ti
     assert timer.asked == 3, "another pair, whose default is remembered too"
     timer.answer = None
     other = tiny.write_llama(target.with_name("other.gguf"), seed=1)
-    assert setting_of(other) == setting_of(other) == "auto"
+    assert setting_of(other) == setting_of(other) == UNMEASURED
     assert timer.asked == 5, "what could not be measured in time twice is not tried again"
 
 
@@ -251,7 +254,7 @@ def test_passes_that_were_too_slow_once_are_timed_again(
     disturbed = {**times(0.2, 0.1), "off": [[0.3, 0.1, 1.0]] * 2}
     answers = iter([None, disturbed, None, timer.answer])
     monkeypatch.setattr(attention, "time_passes", lambda *_: next(answers))
-    assert setting_of(target) == "auto", "neither is stored"
+    assert setting_of(target) == UNMEASURED, "neither is stored"
     assert setting_of(target) == "off"
 
 
@@ -259,8 +262,8 @@ def test_passes_that_were_too_slow_once_are_timed_again(
     ("options", "setting"),
     [
         ({"flash_attention": "on"}, "on"),
-        ({"tuned": False}, "auto"),
-        ({"type_k": "f32"}, "auto"),  # as caches of other types
+        ({"tuned": False}, UNMEASURED),
+        ({"type_k": "f32"}, UNMEASURED),  # as caches of other types
     ],
 )
 def test_where_nothing_is_measured(
@@ -278,13 +281,13 @@ def test_gpus_and_recurrent_models_are_left_as_they_are(
         monkeypatch.setattr(Model, "n_gpu_layers", 3)
     else:
         tiny.write_mamba(target)
-    assert setting_of(target) == "auto"
+    assert setting_of(target) == ("auto" if on_gpu else UNMEASURED)
     assert timer.asked == 0
 
 
 def test_a_long_context_keeps_flash_attention(target: Path, timer: Timer) -> None:
     with closing(Model(target)) as model:
-        cases: Mapping[int, str] = {4096: "off", 2**18: "off", 2**18 + 1: "auto"}
+        cases: Mapping[int, str] = {4096: "off", 2**18: "off", 2**18 + 1: UNMEASURED}
         for n_ctx, setting in cases.items():
             options = ContextOptions(n_ctx=n_ctx, n_batch=128)
             assert measure_attention(model, None, options).setting == setting
@@ -311,7 +314,7 @@ def test_what_cannot_be_stored_is_not_used(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("GGUFSPEC_CACHE", str(tmp_path / "file" / "folder"))
-    assert setting_of(target) == "auto"
+    assert setting_of(target) == UNMEASURED
 
 
 def test_of_two_loads_at_once_one_measures_and_the_other_waits_for_it(
@@ -342,7 +345,7 @@ def test_of_two_loads_at_once_one_measures_and_the_other_waits_for_it(
 
 def test_times_that_other_programs_disturbed_are_not_kept(target: Path, timer: Timer) -> None:
     timer.answer = {**times(0.2, 0.1), "off": [[0.1, 0.1, 1.0], [0.3, 0.1, 1.0]]}
-    assert setting_of(target) == "auto"
+    assert setting_of(target) == UNMEASURED
     assert timer.asked == 2, "it is measured again"
     assert not [*profile_store.records()]
     timer.answer = times(0.2, 0.1)
@@ -366,13 +369,13 @@ def test_nothing_is_measured_beside_a_busy_program(
             for _ in range(devices.n_logical_cores()):
                 programs.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             sleep(0.3)
-            assert setting_of(target) == "auto"
+            assert setting_of(target) == UNMEASURED
         finally:
             for program in programs:
                 program.kill()
                 program.wait()
     assert (timer.asked, [*profile_store.records()]) == (0, [])
-    assert "flash attention is not measured" in caplog.messages[-1]
+    assert "attention is not measured" in caplog.messages[-1]
     assert (setting_of(target), timer.asked) == ("off", 1)
 
 
