@@ -31,10 +31,6 @@ SECOND_SAMPLED_SLOPE: Final = 0.25
 # Acceptance of each further choice, relative to the rejected choice before it
 # [measured: third choices, greedy, 0.27 after 0.46 (Qwen pair), 0.35 after 0.53 (embedded pair)].
 FURTHER_CHOICE: Final = 0.6
-# Acceptance of a token that n-grams predict where the draft model's token was rejected: intercept
-# and slope by the log-odds of the n-grams' own probability [judgement].
-NGRAM_BESIDE: Final = (0.0, 0.5)
-MIN_PROBABILITY: Final = 1e-3  # least n-gram probability whose log-odds are used there [limit]
 # Assumed acceptance rate before a draft of fixed length has data [judgement].
 FIXED_ACCEPTANCE: Final = 0.7
 FIXED_ACCEPTANCE_WEIGHT: Final = 8.0  # observations that this counts as [judgement]

@@ -92,9 +92,8 @@ class LengthPolicy:
         self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
         self._before = _native.AcceptanceModel(*prior.by_target)
         # Acceptance of branches whose earlier siblings were all rejected: of the draft model's
-        # second choice, by the gap of the remaining tokens; of n-grams' tokens, by their log-odds.
+        # second choice, by the gap of the remaining tokens.
         self.second = _native.AcceptanceModel(*prior.second, weight, memory)
-        self.by_ngrams = _native.AcceptanceModel(*constants.NGRAM_BESIDE, weight, memory)
         # Probability that the draft model's next token is accepted.
         self.mean_acceptance = constants.FIXED_ACCEPTANCE
         self._n_observed, self._sum_observed = 0, 0.0  # number and sum of observed acceptances

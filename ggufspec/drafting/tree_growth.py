@@ -6,12 +6,10 @@ to be drawn: so a text keeps the target's distribution.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from itertools import accumulate
-from operator import itemgetter, mul
+from operator import itemgetter
 from typing import NamedTuple
 
 from ggufspec import _native
@@ -20,14 +18,12 @@ from ggufspec.decoding.tree import n_equal, path_to
 from ggufspec.decoding.types import Logits, Uniforms
 from ggufspec.drafting import constants
 from ggufspec.drafting.strategies import Materials
-from ggufspec.drafting.strategies.ngram import Continuation
 from ggufspec.errors import ConstraintError, NoRoomError
 
 
 class _Kind(Enum):
     DECLINED = auto()  # the chain's next token, which the length rule declined to draw
     SIBLING = auto()  # drawn from the row of node `after` without that node's token
-    CERTAIN = auto()  # the next token of the n-gram prediction
     NEXT = auto()  # follows a leaf; needs a further step of the draft model
 
 
@@ -40,16 +36,6 @@ class _Candidate(NamedTuple):
     adds_leaf: bool = False
     after: int = -1
     left: float = 0.0  # probability that its parent is accepted and the siblings so far are not
-
-
-class _Certain(NamedTuple):
-    """Tokens that n-grams predict after node `parent`, with `probs` as in Continuation."""
-
-    parent: int = -1
-    tokens: Sequence[int] = ()
-    probs: Sequence[float] = ()
-    left: float = 0.0  # as in _Candidate
-    is_beside: bool = False  # `parent` has another child
 
 
 class Growth:
@@ -70,9 +56,6 @@ class Growth:
         self._prices: dict[int, float] = {}  # of candidates of kind NEXT, by parent, for `_held`
         self._n_opened = 0  # number of chain nodes whose siblings are candidates
         self._candidates: list[_Candidate] = []
-        self._certain = _Certain()
-        self._of_certain: Sequence[_Candidate] = ()  # the candidates that it makes possible
-        self._beside: tuple[int, int, float] | None = None  # (node, n-grams' token there, its prob)
 
     @property
     def result(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
@@ -105,18 +88,15 @@ class Growth:
         text: Sequence[int],
         sampling: Sampling,
         score: Callable[[Sequence[int]], Logits],
-        continuation: Continuation,
     ) -> None:
         """Add branches to the complete chain as long as the policy expects a gain.
 
-        `score(tokens)`: the draft model's logits. `continuation`: what n-grams predict after
-        `text`.
+        `score(tokens)`: the draft model's logits.
         """
         policy, rule = self._policy, self._policy.rule
         n_chain = len(self._tokens)
         leaf, reached = n_chain - 1, self._values[n_chain - 1]
         self._held = range(rule.n_evaluated - 1)
-        self._add_ngrams(continuation)
         if self._rows.has_declined:
             value = reached * rule.acceptance.probability(rule.gaps[-1])
             self._candidates.append(_Candidate(_Kind.DECLINED, value, leaf, left=reached))
@@ -131,9 +111,6 @@ class Growth:
             if not policy.rule.n_worth([value for value, _ in ranked], len(self._tokens)):
                 break
             best = ranked.pop(0)[1]
-            if best.kind is _Kind.CERTAIN:
-                self._add_certain(best)
-                continue
             self._candidates.remove(best)
             if best.kind is not _Kind.NEXT:
                 self._draw(best)
@@ -173,24 +150,6 @@ class Growth:
         acceptance = target.second_choice(i, rows, i, token) if gap >= 0 else -1.0
         if acceptance >= 0:
             self._policy.second.observe(gap, acceptance)
-        if self._beside is not None and self._beside[0] == i:
-            _, other, probability = self._beside
-            excess = 1 - target.overlap(i, rows, i)
-            if excess > 0:
-                found = max(target.of(i, other) - rows.of(i, other), 0.0) / excess
-                self._policy.by_ngrams.observe(_log_odds(probability), min(found, 1.0))
-
-    def _add_ngrams(self, continuation: Continuation) -> None:
-        tokens, probs, n_chain = continuation.tokens, continuation.probs, len(self._tokens)
-        start = n_equal(tokens, self._tokens)
-        if start == len(tokens) or (start == n_chain > 0 and self._ends(n_chain - 1)):
-            return
-        left = self._values[start - 1]
-        is_beside = start < n_chain
-        if is_beside:
-            left -= self._values[start]
-            self._beside = start, tokens[start], probs[start]
-        self._expect(_Certain(start - 1, tokens[start:], probs[start:], left, is_beside))
 
     def _most(self) -> list[float]:
         """Upper bounds of the candidates' values, best first."""
@@ -260,55 +219,21 @@ class Growth:
 
     def _add_drawn(self, token: int, parent: int, value: float, left: float) -> None:
         """Add a node that was drawn, and the candidates that it makes possible."""
-        node, certain = len(self._tokens), self._certain
+        node = len(self._tokens)
         self._add_node(token, parent, value)
-        if certain.parent == parent and certain.tokens:
-            if certain.tokens[0] == token:
-                self._follow_ngrams(node)
-            else:
-                self._expect(certain._replace(left=left - value, is_beside=True))
         self._open(node, left)
         self._add_next(node)
-
-    def _add_certain(self, best: _Candidate) -> None:
-        node, token = len(self._tokens), self._certain.tokens[0]
-        self._rows.append_certain(token)
-        self._n_leaves_left -= best.adds_leaf
-        self._add_node(token, best.parent, best.value)
-        self._candidates = [each for each in self._candidates if each.parent != best.parent]
-        self._follow_ngrams(node)
-
-    def _follow_ngrams(self, node: int) -> None:
-        """Continue the n-gram prediction after `node`, which has its first token."""
-        tokens = () if self._ends(node) else self._certain.tokens[1:]
-        self._expect(_Certain(node, tokens, self._certain.probs[1:], self._values[node]))
 
     def _ranked(self) -> list[tuple[float, _Candidate]]:
         """(value minus price, candidate), best first; new branches only while leaves are left."""
         found = [(each.value - self._price(each), each) for each in self._candidates]
-        found += [(each.value, each) for each in self._of_certain]
         found.sort(key=itemgetter(0), reverse=True)
-        n_left, allowed, skipped = self._n_leaves_left, [], None
+        n_left, allowed = self._n_leaves_left, []
         for value, each in found:
-            if (each.adds_leaf and not n_left) or each.kind is skipped:
-                skipped = each.kind if each.kind is _Kind.CERTAIN else skipped
-                continue
-            n_left -= each.adds_leaf
-            allowed.append((value, each))
+            if n_left or not each.adds_leaf:
+                n_left -= each.adds_leaf
+                allowed.append((value, each))
         return allowed
-
-    def _expect(self, certain: _Certain) -> None:
-        """Let the n-gram prediction continue there."""
-        self._certain, self._of_certain = certain, ()
-        if certain.tokens:
-            first, *rest = certain.probs
-            if certain.is_beside:
-                first = self._policy.by_ngrams.probability(_log_odds(first))
-            values = accumulate([certain.left * first, *rest], mul)
-            self._of_certain = [
-                _Candidate(_Kind.CERTAIN, value, certain.parent, certain.is_beside and not i)
-                for i, value in enumerate(values)
-            ]
 
     def _price(self, candidate: _Candidate) -> float:
         if candidate.kind is not _Kind.NEXT:
@@ -323,9 +248,3 @@ class Growth:
 
     def _ends(self, node: int) -> bool:
         return self._tokens[node] in self._stop_tokens
-
-
-def _log_odds(probability: float) -> float:
-    least = constants.MIN_PROBABILITY
-    probability = min(max(probability, least), 1 - least)
-    return math.log(probability / (1 - probability))

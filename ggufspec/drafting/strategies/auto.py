@@ -22,7 +22,7 @@ class AutoDrafter:
         prefix = self._ngrams.predict(tokens, n_max)
         if prefix.beats_model:
             return self._ngrams.draft_prefix(prefix)
-        return self._model.draft(tokens, n_max, self._ngrams.continuation)
+        return self._model.draft(tokens, n_max)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         self._ngrams.observe(draft, target_probs, verdict)

@@ -21,7 +21,6 @@ from ggufspec.decoding.types import (
 from ggufspec.drafting.bursts import Bursts
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.strategies import Materials
-from ggufspec.drafting.strategies.ngram import Continuation
 from ggufspec.drafting.tree_growth import Growth
 from ggufspec.errors import ConstraintError, DecodeError, NoRoomError, OptionError
 
@@ -59,10 +58,7 @@ class ModelDrafter:
         wants = tree == "on" or (tree == "auto" and not policy.is_fixed)
         self._branches = can_branch and wants
 
-    def draft(
-        self, tokens: Sequence[int], n_max: int, continuation: Continuation | None = None
-    ) -> Draft:
-        """See Drafter. `continuation`: what n-grams predict, which may become a branch."""
+    def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         has_read_more, self._drafted, self._growth = self._drafted is not None, None, None
         self._forced.start_round()
         policy = self._policy
@@ -75,12 +71,9 @@ class ModelDrafter:
         action = policy.start_round(n_max, len(tokens) - self._n_read)
         if action is Action.PLAIN:
             return Draft((), why=policy.why)
-        continuation = continuation or Continuation()
-        return self._draft(tokens, n_max, continuation, may_evaluate=action is Action.DRAFT)
+        return self._draft(tokens, n_max, may_evaluate=action is Action.DRAFT)
 
-    def _draft(
-        self, tokens: Sequence[int], n_max: int, continuation: Continuation, *, may_evaluate: bool
-    ) -> Draft:
+    def _draft(self, tokens: Sequence[int], n_max: int, *, may_evaluate: bool) -> Draft:
         """The draft, with `policy`'s length. Forced text is added without a draft step."""
         policy = self._policy
         sampling = self._sampling
@@ -121,7 +114,7 @@ class ModelDrafter:
             return Draft(drafted, None, policy.expected, policy.why)
         if self._growth is not None:
             try:
-                self._growth.grow(tokens, sampling, self._session.score, continuation)
+                self._growth.grow(tokens, sampling, self._session.score)
             except DecodeError as error:
                 policy.give_up_model(error)
             drafted, parents, held = self._growth.result
