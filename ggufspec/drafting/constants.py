@@ -41,10 +41,7 @@ FORGOTTEN_SHARE: Final = 0.2
 # Block verification accepts more tokens than their single probabilities predict. [measured:
 # embedded pair, 0.12, 0.20, 0.32 and 0.41 more tokens in rounds of 3, 4, 5 and 6 at temperature 1;
 # 0.15 and 0.27 in rounds of 3 and 5 at 0.7]
-BLOCK_BONUS: Final = 0.07  # prior: added share of a token's probability, per token before it
-# The weight of BLOCK_BONUS; a round of three tokens has a weight of 2 or 3 [insensitive].
-BLOCK_BONUS_WEIGHT: Final = 400.0
-MAX_BLOCK_BONUS: Final = 0.5  # [limit]
+BLOCK_BONUS: Final = 0.07  # added share of a token's probability, per token before it
 
 # How predictable the text is at present is measured by the target's latest logit gaps.
 N_GAPS: Final = 16  # number of gaps that are kept [insensitive: 12 to 32]

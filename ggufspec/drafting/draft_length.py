@@ -78,7 +78,7 @@ class LengthPolicy:
 
         A fixed length without `prior` learns nothing, which is enough for chains.
         `memory`: number of observations until one has lost most of its weight. `block_bonus`: see
-        native/draft_length.h; a value above 0 is learned further. `account`: None: a new one.
+        native/draft_length.h. `account`: None: a new one.
         """
         self.is_fixed = costs is None
         if costs is None:
@@ -99,9 +99,6 @@ class LengthPolicy:
         self._n_observed, self._sum_observed = 0, 0.0  # number and sum of observed acceptances
         # Rounds that used the draft model, and the tokens they accepted; a first round is assumed.
         self._n_drafts = self._n_accepted = 1
-        # The regression for the rule's block_bonus: its weight (0: nothing is learned), its sum.
-        self._bonus_weight = constants.BLOCK_BONUS_WEIGHT if block_bonus > 0 else 0.0
-        self._bonus_sum = self._bonus_weight * block_bonus
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
         self.account = account or Account()
@@ -265,14 +262,9 @@ class LengthPolicy:
         self._n_accepted += n_accepted
         if not self._learns:
             return
-        # Only the regression of the bonus needs positions after the first rejected token.
-        n_known = None if self._bonus_weight else n_accepted + 1
-        known = list(islice(acceptances, n_known))
         # Learn from probabilities: they vary less than the number of accepted tokens.
-        learned = known[: n_accepted + 1]
+        learned = list(islice(acceptances, n_accepted + 1))
         self.rule.observe(learned)
-        if self._bonus_weight:
-            self._learn_block_bonus(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
         self._n_observed += len(learned)
         self._sum_observed += sum(learned)
         if self.is_fixed:
@@ -282,18 +274,6 @@ class LengthPolicy:
             return
         for gap, acceptance in zip(target_gaps, learned, strict=False):
             self._by_target.observe(gap, acceptance)
-
-    def _learn_block_bonus(self, n_accepted: int, acceptances: Sequence[float]) -> None:
-        """Learn the block_bonus (see native/draft_length.h) by linear regression."""
-        reached, token_wise, further = 1.0, 0.0, 0.0
-        for n, acceptance in enumerate(acceptances):
-            reached *= acceptance
-            token_wise += reached
-            further += n * reached
-        self._bonus_weight += further**2
-        self._bonus_sum += further * (n_accepted - token_wise)
-        found = self._bonus_sum / self._bonus_weight
-        self.rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
 
     def observe_round(self, round_: Round) -> None:
         """Learn what a round cost. Called after every round, after any observe_verdict."""

@@ -377,19 +377,3 @@ def test_a_draft_behind_forced_text_beats_the_model_where_it_would_do_so_alone(
     assert policy.prefix_length([0.6] * 3, forced).n_draft > len(forced)
     expected = policy.prefix_length([0.6], forced).expected
     assert expected == pytest.approx(sum(np.cumprod([*forced, 0.6])))
-
-
-def test_the_block_bonus_is_learned_from_drawn_tokens_alone() -> None:
-    """Not from forced ones, and not from the distribution that nothing was drawn from."""
-    bonuses = []
-    for n_forced in (0, 3):
-        prior = both(-3.0, 2.0)
-        policy = chosen([1.0 + 0.2 * n for n in range(9)], 0.01, prior=prior)
-        policy = LengthPolicy(policy.costs, prior, block_bonus=0.07)
-        assert policy.start_round(8, 1) is Action.DRAFT
-        policy.rule.take([0.99] * n_forced)
-        draws = [policy.rule.should_evaluate() and policy.rule.should_draw(gap) for gap in (8, 0)]
-        assert draws == [True, False]
-        policy.observe_verdict(1, [1.0, 0.9], [8.0, 0.5])
-        bonuses.append(policy.rule.block_bonus)
-    assert bonuses[0] == bonuses[1]
