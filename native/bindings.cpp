@@ -68,10 +68,10 @@ void make_cost_model(ggufspec::CostModel * self, const nb::object & constants, s
     const auto number = [&](const char * name) { return nb::cast<double>(constants.attr(name)); };
     const auto count = [&](const char * name) { return nb::cast<size_t>(constants.attr(name)); };
     const ggufspec::CostConstants numbers{
-        count("N_FIRST_MEASUREMENTS"), number("COST_LEARNING_RATE"), number("OUTLIER"),         number("DRIFT_SHARE"),
-        number("UNMEASURED_SLOPE"),    number("LEAST_DISTANCE"),     number("UNMEASURED_STEP"), number("UNMEASURED_READ"),
-        count("FEW_BESIDE_BLOCK"),     count("KERNEL_ROWS"),         count("N_FRESH_PASSES"),   number("DISCOUNT_PER_PASS"),
-        number("MIN_DISCOUNT"),        number("MIN_DISCOUNT_OF_FEW")};
+        count("N_FIRST_MEASUREMENTS"), number("COST_LEARNING_RATE"), number("OUTLIER"),
+        number("UNMEASURED_SLOPE"),    number("LEAST_DISTANCE"),     number("UNMEASURED_STEP"),
+        number("UNMEASURED_READ"),     count("FEW_BESIDE_BLOCK"),    count("KERNEL_ROWS"),
+        number("DISCOUNT_PER_PASS"),   number("MIN_DISCOUNT")};
     require(numbers.kernel_rows > 1, "CostModel: KERNEL_ROWS must be above 1");
     ggufspec::StartingCosts known;
     if (!start.is_none()) {

@@ -29,17 +29,14 @@ void CostModel::observe_target(size_t n_tokens, double seconds) {
     const size_t count = n_measured(n_tokens);
     double found = seconds;
     if (known != known_.sizes.end()) {
-        const double old = known_.scale * known->second.seconds;
-        found = updated(old, seconds, count);
-        // The whole machine may have become slower or faster.
-        if (count >= 2) known_.scale *= std::pow(found / old, constants_.drift_share);
+        found = updated(known->second.seconds, seconds, count);
     } else if (const auto one = known_.sizes.find(1); one != known_.sizes.end()) {
         // A pass over n tokens takes no longer than n single-token passes, unless disturbed.
-        found = std::min(seconds, double(n_tokens) * known_.scale * one->second.seconds);
+        found = std::min(seconds, double(n_tokens) * one->second.seconds);
         if (is_measured_before()) found = updated(curve()[n_tokens - 1], found, count);
     }
     known_.n_passes++;
-    known_.sizes[n_tokens] = {found / known_.scale, count + 1, known_.n_passes};
+    known_.sizes[n_tokens] = {found, count + 1, known_.n_passes};
     curve_.clear();
 }
 
@@ -128,7 +125,7 @@ double CostModel::usual_read() const {
 
 std::map<size_t, double> CostModel::sizes() const {
     std::map<size_t, double> found;
-    for (const auto & [n, size] : known_.sizes) found[n] = known_.scale * size.seconds;
+    for (const auto & [n, size] : known_.sizes) found[n] = size.seconds;
     return found;
 }
 
@@ -140,11 +137,9 @@ bool CostModel::is_compiled_for(size_t n_tokens) {
 // been disturbed: discounting it causes another try. A size measured often is discounted more slowly, because each try costs
 // a round.
 double CostModel::discount(size_t age, size_t n_measured) const {
-    if (age <= constants_.n_fresh_passes) return 1;
     const size_t n_first = constants_.n_first_measurements;
-    const double stale = double(age - constants_.n_fresh_passes);
-    const double least = n_measured >= n_first ? constants_.min_discount : constants_.min_discount_of_few;
-    return std::max(1 - constants_.discount_per_pass * stale * double(n_first) / double(std::max(n_measured, n_first)), least);
+    const double rate = constants_.discount_per_pass * double(n_first) / double(std::max(n_measured, n_first));
+    return std::max(1 - rate * double(age), constants_.min_discount);
 }
 
 // An exponential moving average; a faster one of the first measurements replaces it, because first passes are often slow.
@@ -173,7 +168,7 @@ std::vector<double> CostModel::interpolated() const {
     std::vector<std::pair<size_t, double>> known;  // (tokens, seconds)
     for (const auto & [n, size] : known_.sizes) {
         if (n < at.size())
-            known.emplace_back(n, known_.scale * size.seconds * discount(known_.n_passes - size.at, size.n_measured));
+            known.emplace_back(n, size.seconds * discount(known_.n_passes - size.at, size.n_measured));
     }
     if (known.empty()) known.emplace_back(1, 1);
     const auto [first, first_seconds] = known.front();

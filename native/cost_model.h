@@ -11,10 +11,10 @@ namespace ggufspec {
 // The tuned numbers of the model; their meaning and evidence: ggufspec/drafting/constants.py.
 struct CostConstants {
     size_t n_first_measurements;
-    double cost_learning_rate, outlier, drift_share;
+    double cost_learning_rate, outlier;
     double unmeasured_slope, least_distance, unmeasured_step, unmeasured_read;
-    size_t few_beside_block, kernel_rows, n_fresh_passes;
-    double discount_per_pass, min_discount, min_discount_of_few;
+    size_t few_beside_block, kernel_rows;
+    double discount_per_pass, min_discount;
 };
 
 // Seconds known before generation: see Start in ggufspec/drafting/cost_model.py. An empty target: nothing is known.
@@ -33,7 +33,7 @@ class CostModel {
 public:
     // A number of tokens whose passes were measured.
     struct Size {
-        double seconds;  // divided by the scale
+        double seconds;
         size_t n_measured;
         size_t at;  // n_passes at the latest one
     };
@@ -99,7 +99,6 @@ private:
     struct Measured {
         std::map<size_t, Size> sizes;
         size_t n_passes = 0;
-        double scale = 1;  // follows the machine's drift
         double plain = 0, step = 0, read = 0;
         size_t n_plain = 0, n_steps = 0, step_at = 0;
     };

@@ -93,7 +93,6 @@ OUTLIER: Final = 1.7
 # Depths of texts below 2 ** this are one; from there on each doubling has costs of its own, since
 # attention costs more per row of a pass the deeper the text is [judgement].
 SHALLOW_BITS: Final = 10
-DRIFT_SHARE: Final = 0.5  # exponent by which all sizes follow a change of one size [insensitive]
 # Cost of a further token in a batch, in single-token passes [simulated: 1.01, 1.07].
 UNMEASURED_SLOPE: Final = 0.3
 # Least distance, in tokens, between two sizes that a device computes equally fast [limit].
@@ -109,10 +108,8 @@ FEW_BESIDE_BLOCK: Final = 32
 KERNEL_ROWS: Final = 4
 # Old measurements are discounted so that a size is tried again; the more often a size was measured,
 # the slower [simulated at measured costs: tries went from one round in 25 to one in 100].
-N_FRESH_PASSES: Final = 32  # passes over other sizes before discounting begins [insensitive]
 DISCOUNT_PER_PASS: Final = 0.0005
 MIN_DISCOUNT: Final = 0.88
-MIN_DISCOUNT_OF_FEW: Final = 0.65  # if measured once or twice, as that pass may be disturbed
 MIN_SECONDS: Final = 1e-9  # of a stored pass [limit]
 MAX_SECONDS: Final = 1e6
 # A stored pass over n tokens takes at least a pass over one token divided by this, and at most n of

@@ -58,16 +58,6 @@ def test_a_size_measured_often_is_discounted_more_slowly() -> None:
     assert 0.15 * doubts[0] < doubts[1] < 0.3 * doubts[0]
 
 
-def test_a_size_measured_once_or_twice_is_discounted_further() -> None:
-    costs = CostModel(4)
-    costs.observe_target(1, 1.0)
-    costs.observe_target(4, 3.9)
-    costs.observe_target(4, 3.8)
-    for _ in range(1000):
-        costs.observe_target(1, 1.0)
-    assert costs.curve[3] < 0.7 * 3.8
-
-
 def test_no_pass_takes_longer_than_as_many_passes_over_one_token() -> None:
     costs = costs_of(n1=0.01, n2=1.1, n3=0.03)
     assert costs.curve[1] == pytest.approx(0.02)
@@ -113,13 +103,6 @@ def test_costs_follow_a_machine_that_becomes_slower() -> None:
         costs.observe_target(4, 3.0)
     assert costs.curve[0] == pytest.approx(1.5, rel=0.05)
     assert costs.curve[3] == pytest.approx(3.0, rel=0.05)
-
-
-def test_a_change_of_one_size_is_assumed_of_the_others_in_part() -> None:
-    costs = costs_of(n1=1.0, n4=2.0)
-    for _ in range(60):
-        costs.observe_target(4, 4.0)
-    assert 1.0 < costs.curve[0] < 2.0
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
