@@ -601,16 +601,6 @@ NB_MODULE(_native, m) {
              "The difference of the two largest logits of row i: before sampling in rows that fill made, else among the\n"
              "tokens that remain after truncation. Infinity if there is only one.")
         .def(
-            "second_choice",
-            [](const Rows & self, size_t i, const Rows & draft, size_t j, int32_t token) {
-                require(self.n_vocab == draft.n_vocab, "second_choice: the rows differ in shape");
-                require_tokens(&token, 1, self.n_vocab);
-                return self.at(i).second_overlap(draft.at(j), token);
-            },
-            "i"_a, "draft"_a, "j"_a, "token"_a,
-            "The probability that another token of row j of a draft is accepted by row i of its target, after `token` was\n"
-            "drawn from row j and rejected; -1 if row i cannot reject it.")
-        .def(
             "of",
             [](const Rows & self, size_t i, int32_t token) {
                 require_tokens(&token, 1, self.n_vocab);

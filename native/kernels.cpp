@@ -153,14 +153,6 @@ double excess_of(const Softmax & target, float factor, const Softmax & draft, si
     return sum_over(begin, end, [&a, &b](size_t i) { return excess(prob_of(a, i), prob_of(b, i)); });
 }
 
-double second_of(const Softmax & target, float a, const Softmax & draft, float b, size_t n) {
-    const Softmax p = target, q = draft;
-    return sum_over(0, n, [&p, &q, a, b](size_t i) {
-        const float drafted = prob_of(q, i);
-        return least(excess(prob_of(p, i), drafted) * a, drafted * b);
-    });
-}
-
 }  // namespace
 
 extern const Kernels GGUFSPEC_KERNELS;
@@ -174,7 +166,6 @@ constexpr Kernels GGUFSPEC_KERNELS = {
     weights_of,
     overlap_of,
     excess_of,
-    second_of,
 };
 
 }  // namespace ggufspec

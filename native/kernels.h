@@ -44,9 +44,6 @@ struct Kernels {
 
     // The sum of max(factor * target - draft, 0) over the tokens from `begin` to `end`.
     double (*excess_of)(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end);
-
-    // The sum of min(max(target - draft, 0) * a, draft * b) over the tokens up to `n`.
-    double (*second_of)(const Softmax & target, float a, const Softmax & draft, float b, size_t n);
 };
 
 // The fastest kernels for this processor. The environment variable GGUFSPEC_INSTRUCTIONS names others, for tests.

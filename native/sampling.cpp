@@ -598,28 +598,4 @@ double Row::set_excess(const Row & other, float factor, const Row & draft) {
     return sum;
 }
 
-double Row::second_overlap(const Row & draft, int32_t rejected) const {
-    const double drafted = draft.of(rejected);
-    if (of(rejected) >= drafted) return -1;
-    if (draft.is_certain_) {
-        Row second;
-        if (!second.set_without(draft, rejected)) return 0;
-        return std::min(of(second.likeliest_) / (1.0 - of(rejected)), 1.0);
-    }
-    if (is_certain_) return std::min(draft.of(likeliest_) / (1 - drafted), 1.0);
-    const double excess = 1 - overlap(1.0f, draft), rest = 1 - drafted;
-    if (!(excess > 0 && rest > 0)) return 0;
-    if (!is_list_ && !draft.is_list_) {
-        const auto a = static_cast<float>(1 / excess), b = static_cast<float>(1 / rest);
-        return std::min(kernels.second_of(softmax_, a, draft.softmax_, b, n_vocab_), 1.0);
-    }
-    double sum = 0;  // the rejected token adds nothing: its draft probability is larger than the target's
-    const Row & list = draft.is_list_ ? draft : *this;
-    for (const int32_t token : list.tokens_) {
-        const float other = draft.of(token);
-        sum += std::min(std::max(of(token) - other, 0.0f) / excess, other / rest);
-    }
-    return std::min(sum, 1.0);
-}
-
 }  // namespace ggufspec

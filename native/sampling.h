@@ -71,10 +71,6 @@ public:
     // removes all mass. `other` may be this row. Has no other temperatures.
     double set_excess(const Row & other, float factor, const Row & draft);
 
-    // The probability that a token of the draft other than `rejected` is accepted, if `rejected` was drawn first and was
-    // rejected: the sum of min(norm(max(this - draft, 0)), norm(draft without it)). -1 if it cannot be rejected.
-    double second_overlap(const Row & draft, int32_t rejected) const;
-
 private:
     void share(const Row & other);  // shares the tokens and logits of `other`, which must outlive this row
     bool finish_list(Candidates & candidates, float temperature);

@@ -140,17 +140,6 @@ class Growth:
             rows[-1] = len(self._rows)
         return rows
 
-    def observe(self, target: Rows, n_accepted: int) -> None:
-        """Learn about second choices after the chain's first `n_accepted` tokens were accepted."""
-        rows, i = self._rows, n_accepted
-        if i >= self._policy.rule.n_evaluated or i >= len(rows) or self._parents[i] != i - 1:
-            return
-        token = self._tokens[i]
-        gap = rows.gap_without(i, token)
-        acceptance = target.second_choice(i, rows, i, token) if gap >= 0 else -1.0
-        if acceptance >= 0:
-            self._policy.second.observe(gap, acceptance)
-
     def _most(self) -> list[float]:
         """Upper bounds of the candidates' values, best first."""
         lefts = (self._values[node - 1] - self._values[node] for node in range(len(self._tokens)))

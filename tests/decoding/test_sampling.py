@@ -247,29 +247,3 @@ def test_a_row_without_its_last_token_is_none(sampling: Sampling) -> None:
     rows.append_certain(7)
     assert not rows.append_without(2, 7)
     assert len(rows) == 3
-
-
-@pytest.mark.parametrize("draft", FORMS)
-@pytest.mark.parametrize("target", FORMS)
-def test_the_chance_of_a_second_choice(target: str, draft: str) -> None:
-    """By its definition, for every token that may be drawn first and rejected."""
-    n_vocab, n_found = 2500, 0
-    rng = np.random.default_rng(8)
-    for _ in range(8):
-        logits = rng.normal(0, 3, n_vocab).astype(np.float32)
-        rows = to_probs(logits[None], FORMS[target])
-        other = (logits + rng.normal(0, 1, n_vocab)).astype(np.float32)
-        drafted = draw_kept(other, FORMS[draft])
-        for first in {drafted.pick(0, uniform) for uniform in rng.random(20)}:
-            found = rows.second_choice(0, drafted, 0, first)
-            p, q = np.asarray(rows)[0].astype(float), np.asarray(drafted)[0].astype(float)
-            if p[first] >= q[first]:
-                assert found == -1
-                continue
-            assert drafted.append_without(0, first)
-            rest = np.maximum(p - q, 0)
-            second = np.asarray(drafted)[1].astype(float)
-            drafted.keep(1)
-            assert found == pytest.approx(np.minimum(rest / rest.sum(), second).sum(), abs=1e-5)
-            n_found += 1
-    assert n_found > 1

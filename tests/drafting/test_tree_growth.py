@@ -149,12 +149,3 @@ def test_branches_do_not_cost_more_than_they_save(curve: Sequence[float]) -> Non
         )
         ratios.append(trees.seconds(curve, step) / chains.seconds(curve, step))
     assert np.exp(np.mean(np.log(ratios))) < (0.95 if curve is FLAT else 1.03)
-
-
-def test_a_second_choice_is_learned_wherever_the_first_was_rejected() -> None:
-    """Also if no second was drawn."""
-    policy = fixed()
-    assert policy.second is not None
-    before = policy.second.coefficients
-    written(policy, n_draft=1, noise=0.5)
-    assert policy.second.coefficients != before

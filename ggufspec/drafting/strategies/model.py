@@ -206,7 +206,6 @@ class ModelDrafter:
         assert rows is not None
         nodes: Sequence[int] = self._drawn
         if self._growth is not None:
-            self._growth.observe(target, n_accepted)
             nodes = self._growth.rows_of(self._drawn)
         n_accepted = sum(i < min(n_accepted, len(draft.tokens)) for i in self._drawn)
         # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
