@@ -449,7 +449,7 @@ void add_text(ggufspec::SortedTexts & self, TokenRow tokens) {
 }
 
 void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, double, double, double, double>> & priors,
-                 double prior_weight, double keep, double rate, const std::shared_ptr<ggufspec::SortedTexts> & prediction,
+                 double prior_weight, const std::shared_ptr<ggufspec::SortedTexts> & prediction,
                  const std::vector<std::shared_ptr<ggufspec::SortedTexts>> & others) {
     std::vector<ggufspec::NgramAcceptance::Prior> made;
     for (const auto & [min_length, own, own_contested, other, other_contested] : priors) {
@@ -461,8 +461,7 @@ void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, d
     }
     require(!made.empty() && prior_weight > 0, "Ngrams: needs priors with a weight above 0");
     for (const auto & each : others) require(each != nullptr, "Ngrams: one of the other texts is None");
-    new (self)
-        ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate), prediction, {others.begin(), others.end()});
+    new (self) ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight), prediction, {others.begin(), others.end()});
 }
 
 std::tuple<Tokens, std::vector<double>, Tokens, std::vector<double>, int> predict(ggufspec::Ngrams & self, size_t n_most) {
@@ -861,7 +860,7 @@ NB_MODULE(_native, m) {
         m, "Ngrams",
         "Predicts how a text continues from what followed the same tokens earlier in it, or in others.\n\n"
         "Not for two threads at once.")
-        .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a, "prediction"_a = nb::none(),
+        .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "prediction"_a = nb::none(),
              "others"_a = std::vector<std::shared_ptr<ggufspec::SortedTexts>>(),
              "priors: (min_length, *probabilities) by match length; see NgramAcceptance in native/ngrams.h. prediction: a text\n"
              "that the text may repeat; its matches count like the text's own. others: further texts, used if their matches are\n"

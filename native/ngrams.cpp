@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 namespace ggufspec {
 
@@ -19,14 +18,12 @@ constexpr double kOlder = 0.85;
 
 }  // namespace
 
-NgramAcceptance::NgramAcceptance(const std::vector<Prior> & priors, double prior_weight, double keep, double rate)
-    : prior_weight_(prior_weight), keep_(keep), rate_(rate) {
+NgramAcceptance::NgramAcceptance(const std::vector<Prior> & priors, double prior_weight) {
     for (const Prior & prior : priors) {
         min_lengths_.push_back(prior.min_length);
-        for (double p : prior.probabilities) log_odds_.push_back(std::log(p / (1 - p)));
+        for (double p : prior.probabilities) n_right_.push_back(prior_weight * p);
     }
-    n_right_.assign(log_odds_.size(), 0);
-    n_seen_.assign(log_odds_.size(), 0);
+    n_seen_.assign(n_right_.size(), prior_weight);
 }
 
 std::vector<double> NgramAcceptance::probabilities(const Prediction & prediction) {
@@ -37,7 +34,7 @@ std::vector<double> NgramAcceptance::probabilities(const Prediction & prediction
         const size_t above = std::upper_bound(min_lengths_.begin(), min_lengths_.end(), length) - min_lengths_.begin();
         const size_t of_length = 2 * (prediction.origin == Origin::others) + (prediction.shares[i] < 1);
         const size_t kind = 4 * (above - 1) + of_length;
-        found.push_back(!kinds_.empty() && kinds_.back() == kind ? found.back() : probability(kind));
+        found.push_back(!kinds_.empty() && kinds_.back() == kind ? found.back() : n_right_[kind] / n_seen_[kind]);
         kinds_.push_back(kind);
     }
     return found;
@@ -46,19 +43,10 @@ std::vector<double> NgramAcceptance::probabilities(const Prediction & prediction
 void NgramAcceptance::observe(size_t n_accepted, size_t n_tried) {
     // The first rejected token was verified as well; the tokens after it were not.
     for (size_t i = 0; i < std::min({n_tried, n_accepted + 1, kinds_.size()}); i++) {
-        const size_t kind = kinds_[i];
-        const double right = i < n_accepted;
-        n_right_[kind] = keep_ * n_right_[kind] + right;
-        n_seen_[kind] = keep_ * n_seen_[kind] + 1;
-        shifts_[kind / 2 % 2] += rate_ * (right - prior(kind));
+        n_right_[kinds_[i]] += i < n_accepted;
+        n_seen_[kinds_[i]]++;
     }
     kinds_.clear();
-}
-
-double NgramAcceptance::prior(size_t kind) const { return 1 / (1 + std::exp(-log_odds_[kind] - shifts_[kind / 2 % 2])); }
-
-double NgramAcceptance::probability(size_t kind) const {
-    return (prior_weight_ * prior(kind) + n_right_[kind]) / (prior_weight_ + n_seen_[kind]);
 }
 
 Ngrams::Ngrams(NgramAcceptance acceptance, std::shared_ptr<const SortedTexts> prediction,

@@ -26,8 +26,7 @@ struct Prediction {
 };
 
 // The acceptance probability of predicted tokens, by class: match length, whether all votes agree, and whether the match is
-// in the text itself. Each class starts at a prior, which is shifted for the text as a whole, and moves to the observed
-// frequency with each observation.
+// in the text itself. Each class starts at a prior, and moves to the observed frequency with each observation.
 class NgramAcceptance {
 public:
     struct Prior {
@@ -36,10 +35,8 @@ public:
         std::array<double, 4> probabilities;
     };
 
-    // `prior_weight`: number of observations that a prior counts as; `keep`: factor on the weight of a class's older
-    // observations at each new one; `rate`: learning rate of the shift that all classes share, in log-odds. Requires priors
-    // by rising min_length, the first with 1.
-    NgramAcceptance(const std::vector<Prior> & priors, double prior_weight, double keep, double rate);
+    // `prior_weight`: number of observations that a prior counts as. Requires priors by rising min_length, the first with 1.
+    NgramAcceptance(const std::vector<Prior> & priors, double prior_weight);
 
     // The acceptance probability of each token of a prediction.
     std::vector<double> probabilities(const Prediction & prediction);
@@ -48,14 +45,9 @@ public:
     void observe(size_t n_accepted, size_t n_tried);
 
 private:
-    double prior(size_t kind) const;
-    double probability(size_t kind) const;
-
     std::vector<size_t> min_lengths_;
-    std::vector<double> log_odds_, n_right_, n_seen_;  // by class: four for each length, as in Prior
-    std::vector<size_t> kinds_;                        // classes of the last prediction's tokens
-    double prior_weight_, keep_, rate_;
-    std::array<double, 2> shifts_{};  // for matches in the text, and in other texts
+    std::vector<double> n_right_, n_seen_;  // by class: four for each length, as in Prior, which counts here, too
+    std::vector<size_t> kinds_;             // classes of the last prediction's tokens
 };
 
 // Not for two threads at once.

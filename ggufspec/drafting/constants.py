@@ -134,5 +134,3 @@ NGRAM_PRIORS: Final = (
 )
 NGRAM_MATCHED: Final = 32  # tokens of a match that native/ngrams.h compares [derived]
 NGRAM_PRIOR_WEIGHT: Final = 6.0  # observations that a prior counts as [judgement]
-NGRAM_KEEP: Final = 1 - 1 / 128  # factor on older observations' weight at each new one [judgement]
-NGRAM_LEARNING_RATE: Final = 0.1  # of a text's offset to the priors, in log-odds [judgement]

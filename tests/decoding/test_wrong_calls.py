@@ -37,7 +37,7 @@ def drawn_from(rows: _native.Rows, given: Any, rule: _native.LengthRule) -> int:
 
 
 def ngrams(**given: Any) -> _native.Ngrams:
-    options: dict[str, Any] = {"priors": PRIORS, "prior_weight": 1, "keep": 1, "rate": 0.1}
+    options: dict[str, Any] = {"priors": PRIORS, "prior_weight": 1}
     return _native.Ngrams(**{**options, **given})
 
 

@@ -19,7 +19,7 @@ OLDER = 0.85
 
 
 def index() -> Ngrams:
-    return Ngrams(constants.NGRAM_PRIORS, constants.NGRAM_PRIOR_WEIGHT, constants.NGRAM_KEEP, 0.1)
+    return Ngrams(constants.NGRAM_PRIORS, constants.NGRAM_PRIOR_WEIGHT)
 
 
 class NaiveNgrams:
@@ -207,17 +207,6 @@ def test_each_kind_of_match_has_a_chance_of_its_own() -> None:
     assert 0.86 < long.probs[0] < 0.94
 
 
-def test_acceptance_of_some_matches_shifts_the_probability_of_unseen_ones() -> None:
-    def unseen(ngram_index: NgramIndex) -> float:
-        return ngram_index.predict([1, 2, 3, 4, 5, 6, -1, 1, 2, 3, 4, 5, 6], 1).probs[0]
-
-    good, bad = NgramIndex(), NgramIndex()
-    rounds(good, 4, 1.0, 30)
-    rounds(bad, 4, 0.0, 30)
-    assert unseen(good) > unseen(NgramIndex()) + 0.04
-    assert unseen(bad) < unseen(NgramIndex()) - 0.1
-
-
 def test_longer_and_undisputed_matches_have_the_better_chances_at_first() -> None:
     text = list(range(40)) * 2
     chances = NgramIndex().predict(text[:41], 39).probs
@@ -303,7 +292,7 @@ def test_the_longest_match_in_other_texts_is_found(n_kinds: int) -> None:
                 texts.pop(0)
         assert len(other) == sum(len(text) + 1 for text in texts)
         end = [*rng.integers(0, n_kinds, rng.integers(1, 12)).tolist()]
-        ngrams = Ngrams(constants.NGRAM_PRIORS, 6.0, constants.NGRAM_KEEP, 0.1, others=[other])
+        ngrams = Ngrams(constants.NGRAM_PRIORS, 6.0, others=[other])
         text = [*range(100, 140), *end]
         ngrams.update(np.array(text, np.int32))
         tokens, _, lengths, _, origin = ngrams.predict(1)
@@ -344,7 +333,7 @@ def test_a_million_tokens_are_looked_up_by_few_comparisons() -> None:
     many = (rng.zipf(1.3, 1_000_000) % 5000).astype(np.int32)
     other = SortedTexts()
     other.add(many)
-    ngrams = Ngrams(constants.NGRAM_PRIORS, 6.0, constants.NGRAM_KEEP, 0.1, others=[other])
+    ngrams = Ngrams(constants.NGRAM_PRIORS, 6.0, others=[other])
     ngrams.update(many[500:540])
     before = ngrams.n_compared
     assert ngrams.predict(8)[0] == many[540:548].tolist()

@@ -48,8 +48,6 @@ class NgramIndex:
         self._ngrams = _native.Ngrams(
             constants.NGRAM_PRIORS,
             constants.NGRAM_PRIOR_WEIGHT,
-            constants.NGRAM_KEEP,
-            constants.NGRAM_LEARNING_RATE,
             self._repeated,
             others,
         )
