@@ -61,25 +61,27 @@ void require_parents(const Tokens & parents, size_t n) {
     }
 }
 
-// `constants`: the module of that name. `start`: a Start, or None.
-void make_cost_model(ggufspec::CostModel * self, const nb::object & constants, size_t n_most, size_t n_sharers, size_t n_per_step,
-                     const nb::object & start) {
+ggufspec::Constants constants() {
+    const nb::module_ module = nb::module_::import_("ggufspec.drafting.constants");
+    ggufspec::Constants found;
+#define GGUFSPEC_READ(name) found.name = nb::cast<double>(module.attr(#name));
+    GGUFSPEC_CONSTANTS(GGUFSPEC_READ)
+#undef GGUFSPEC_READ
+    found.PRIOR_GAPS = nb::cast<std::vector<double>>(module.attr("PRIOR_GAPS"));
+    return found;
+}
+
+// `start`: a Start, or None.
+ggufspec::StartingCosts starting_costs(const nb::object & start) {
+    if (start.is_none()) return {};
+    return {nb::cast<std::vector<double>>(start.attr("target")), nb::cast<double>(start.attr("step")),
+            nb::cast<double>(start.attr("read")), nb::cast<bool>(start.attr("is_measured")),
+            nb::cast<bool>(start.attr("guesses_step"))};
+}
+
+void make_cost_model(ggufspec::CostModel * self, size_t n_most, size_t n_sharers, const nb::object & start, size_t n_per_step) {
     require(n_most > 0 && n_sharers > 0 && n_per_step > 0, "CostModel: needs numbers above 0");
-    const auto number = [&](const char * name) { return nb::cast<double>(constants.attr(name)); };
-    const auto count = [&](const char * name) { return nb::cast<size_t>(constants.attr(name)); };
-    const ggufspec::CostConstants numbers{
-        count("N_FIRST_MEASUREMENTS"), number("COST_LEARNING_RATE"), number("OUTLIER"),
-        number("UNMEASURED_SLOPE"),    number("LEAST_DISTANCE"),     number("UNMEASURED_STEP"),
-        number("UNMEASURED_READ"),     count("FEW_BESIDE_BLOCK"),    count("KERNEL_ROWS"),
-        number("DISCOUNT_PER_PASS"),   number("MIN_DISCOUNT")};
-    require(numbers.kernel_rows > 1, "CostModel: KERNEL_ROWS must be above 1");
-    ggufspec::StartingCosts known;
-    if (!start.is_none()) {
-        known = {nb::cast<std::vector<double>>(start.attr("target")), nb::cast<double>(start.attr("step")),
-                 nb::cast<double>(start.attr("read")), nb::cast<bool>(start.attr("is_measured")),
-                 nb::cast<bool>(start.attr("guesses_step"))};
-    }
-    new (self) ggufspec::CostModel(numbers, n_most, n_sharers, n_per_step, std::move(known));
+    new (self) ggufspec::CostModel(constants(), n_most, n_sharers, n_per_step, starting_costs(start));
 }
 
 constexpr std::pair<const char *, ggufspec::Sampler> kSamplers[]{
@@ -527,33 +529,33 @@ NB_MODULE(_native, m) {
         .def(
             "draw",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens,
-               const std::optional<ConstMasks> & masks, ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
+               const std::optional<ConstMasks> & masks, ggufspec::LengthPolicy * policy, double uniform) -> int32_t {
                 require(logits.shape(0) == 1, "draw: needs one row of logits");
                 self.add(logits, sampling, tokens, {}, {}, masks, true);
-                if (length_rule.should_draw(ggufspec::kernels.gap_of(logits.data(), logits.shape(1)))) {
+                if (!policy || policy->should_draw(ggufspec::kernels.gap_of(logits.data(), logits.shape(1)))) {
                     return self.rows[self.n - 1].pick(uniform);
                 }
                 self.decline();
                 return -1;
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(), "length_rule"_a,
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(), "policy"_a.none(),
             "uniform"_a,
-            "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if "
-            "length_rule.should_draw.\n\n"
+            "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if policy.should_draw, or "
+            "without a policy.\n\n"
             "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last, even if\n"
             "further rows are added; keep drops it.")
         .def(
             "draw_declined",
-            [](Rows & self, ggufspec::LengthRule & length_rule, double uniform) {
+            [](Rows & self, ggufspec::LengthPolicy & policy, double uniform) {
                 require(self.has_declined && self.n + 1 < self.rows.size(),
                         "draw_declined: there is no such row, or no room for it");
-                require(length_rule.n_evaluated() > 0, "draw_declined: the length rule has seen no row");
+                require(policy.n_evaluated() > 0, "draw_declined: the policy has seen no row");
                 std::swap(self.rows[self.n], self.rows.back());
                 self.has_declined = false;
-                length_rule.draw_declined();
+                policy.draw_declined();
                 return self.rows[self.n++].pick(uniform);
             },
-            "length_rule"_a, "uniform"_a, "Draw from the row that draw has declined; it becomes the last row.")
+            "policy"_a, "uniform"_a, "Draw from the row that draw has declined; it becomes the last row.")
         .def("append_certain", &Rows::add_certain, "token"_a, "Append a row in which this token is certain.")
         .def("append_without", &Rows::add_without, "i"_a, "token"_a,
              "Append row i without one token, renormalised: the distribution of a second child.\n\n"
@@ -648,7 +650,9 @@ NB_MODULE(_native, m) {
             "coefficients", [](const ggufspec::AcceptanceModel & self) { return std::pair(self.intercept(), self.slope()); },
             "(intercept, slope) as learned so far.");
     nb::class_<ggufspec::CostModel>(m, "CostModel", "Seconds of passes and draft steps: see native/cost_model.h.")
-        .def("__init__", &make_cost_model, "constants"_a, "n_most"_a, "n_sharers"_a, "n_per_step"_a, "start"_a.none())
+        .def("__init__", &make_cost_model, "n_most"_a, "n_sharers"_a = 1, "start"_a.none() = nb::none(), "n_per_step"_a = 1,
+             "n_sharers: maximum number of texts in a pass, each with at most n_most tokens. start: see Start in cost_model.py;\n"
+             "None: usual CPU costs. n_per_step: tokens that the draft model predicts in one step.")
         .def("use", &ggufspec::CostModel::use, "circumstances"_a, "is_disturbed"_a = false,
              "The next measurements are of passes in these circumstances (0: the usual ones), and ignored if is_disturbed.\n\n"
              "Each number has measurements of its own, which start from those before it.")
@@ -660,7 +664,18 @@ NB_MODULE(_native, m) {
         .def("observe_draft", &ggufspec::CostModel::observe_draft, "n_steps"_a, "seconds"_a, "n_further"_a = 0,
              "Learn that n_steps draft steps in sequence took so many seconds in total.\n\n"
              "The first step also read n_further tokens besides its own.")
-        .def("take", &ggufspec::CostModel::take, "other"_a, "Take the measurements of another model that fit this one's sizes.")
+        .def(
+            "resized",
+            [](const ggufspec::CostModel & self, size_t n_most, size_t n_sharers, const nb::object & start, size_t n_per_step) {
+                return self.resized(n_most, n_sharers, n_per_step, starting_costs(start));
+            },
+            "n_most"_a, "n_sharers"_a = 1, "start"_a.none() = nb::none(), "n_per_step"_a = 1,
+            "A copy for passes of other sizes, with the measurements that fit them.")
+        .def("resized_as", &ggufspec::CostModel::resized_as, "other"_a, "The same for passes of the sizes that other has.")
+        .def("as_measured", &ggufspec::CostModel::as_measured,
+             "A copy in which the expected seconds of all sizes, and of drafting, count as measured.")
+        .def("drafting", &ggufspec::CostModel::drafting, "n_tokens"_a,
+             "Seconds of the draft steps that compute n_tokens distributions.")
         .def("restore", &ggufspec::CostModel::restore, "sizes"_a, "plain"_a, "step"_a, "read"_a,
              "Replace all measurements by these seconds, as if each had been measured just now, twice; 0: not measured.")
         .def("n_measured", &ggufspec::CostModel::n_measured, "n_tokens"_a, "How many passes over n_tokens were measured.")
@@ -668,21 +683,14 @@ NB_MODULE(_native, m) {
              "Seconds attributed to 1, 2 ... n_most tokens of one text in a pass of n_sharers texts.\n\n"
              "The larger of two prices: an equal share of a pass in which all texts have that many tokens, and the price of\n"
              "adding the tokens to a pass in which every other text has one token.")
-        .def(
-            "of_text",
-            [](const ggufspec::CostModel & self, size_t n_tokens, size_t n_sharers) {
-                require(n_tokens > 0, "of_text: needs at least one token");
-                return self.of_text(n_tokens, n_sharers);
-            },
-            "n_tokens"_a, "n_sharers"_a, "One of per_text's seconds; those of n_most tokens for more.")
-        .def("plain_of_text", &ggufspec::CostModel::plain_of_text, "n_sharers"_a,
-             "Seconds per token without drafting, of one text in a pass of n_sharers texts.")
         .def_prop_ro("curve", &ggufspec::CostModel::curve,
                      "Seconds of a pass over 1, 2 ... n_most * n_sharers tokens, measured or assumed.")
         .def_prop_ro("plain", &ggufspec::CostModel::plain, "Seconds per token without drafting.")
         .def_prop_ro("step", &ggufspec::CostModel::step, "Seconds of a draft step, in which the draft model reads one token.")
         .def_prop_ro("read", &ggufspec::CostModel::read,
                      "Seconds that the draft model takes for each token that it reads in a batch.")
+        .def_prop_ro("draft_cannot_pay", &ggufspec::CostModel::draft_cannot_pay,
+                     "Whether drafting is slower than plain decoding even if every token is accepted.")
         .def_prop_ro("knows_draft", &ggufspec::CostModel::knows_draft, "Whether a draft step was measured.")
         .def_prop_ro("sizes", &ggufspec::CostModel::sizes, "Measured seconds of passes, by number of tokens.")
         .def_prop_ro("plain_measured", &ggufspec::CostModel::plain_measured, "As observe_plain learned it; 0: not yet.")
@@ -692,96 +700,95 @@ NB_MODULE(_native, m) {
         .def_prop_ro("n_sharers", &ggufspec::CostModel::n_sharers, "Maximum number of texts in a pass.")
         .def_prop_ro("n_per_step", &ggufspec::CostModel::n_per_step, "Tokens that the draft model predicts in one step.")
         .def_prop_ro("n_passes", &ggufspec::CostModel::n_passes, "Number of measured passes.")
+        .def_rw("balance", &ggufspec::CostModel::balance, "What drafts have saved, less what they have lost, in plain passes.")
         .def_rw("is_frozen", &ggufspec::CostModel::is_frozen, "If so, measurements are ignored.");
-    nb::class_<ggufspec::LengthRule>(
-        m, "LengthRule", "Decides when a round's draft ends: see native/draft_length.h. Before the first update, at n_max.")
-        .def(nb::init<const ggufspec::AcceptanceModel &, double>(), "acceptance"_a = ggufspec::AcceptanceModel(0, 0, 1, 100),
-             "block_bonus"_a = 0.0)
+    nb::enum_<ggufspec::Action>(m, "Action", "What to draft in a round.")
+        .value("DRAFT", ggufspec::Action::draft, "Run the draft model.")
+        .value("SKIP", ggufspec::Action::skip, "Do not run it; drafts that exist already may be used.")
+        .value("PLAIN", ggufspec::Action::plain, "Draft nothing at all.");
+    nb::class_<ggufspec::PrefixLength>(m, "PrefixLength", "How many tokens of an existing draft to verify.")
+        .def_ro("n_draft", &ggufspec::PrefixLength::n_draft)
+        .def_ro("expected", &ggufspec::PrefixLength::expected, "Expected number of accepted tokens.")
+        .def_ro("beats_model", &ggufspec::PrefixLength::beats_model,
+                "After the forced tokens, it has a higher expected gain than drafting with the draft model.");
+    nb::class_<ggufspec::LengthPolicy>(m, "LengthPolicy", "How far to draft in each round of a text: see native/draft_length.h.")
         .def(
-            "update",
-            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & probabilities,
-               double min_rate, size_t n_per_step) {
-                require(!curve.empty() && curve[0] > 0 && !probabilities.empty() && n_per_step > 0,
-                        "update: needs costs above 0, probabilities, and n_per_step above 0");
-                self.update(std::move(curve), step, probabilities, min_rate, n_per_step);
+            "__init__",
+            [](ggufspec::LengthPolicy * self, std::shared_ptr<ggufspec::CostModel> costs, ggufspec::Coefficients prior,
+               ggufspec::Coefficients known, double block_bonus, bool has_model) {
+                new (self) ggufspec::LengthPolicy(constants(), std::move(costs), prior, known, block_bonus, has_model);
             },
-            "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "n_per_step"_a = 1,
-            "Find the best rule for these costs in seconds and for tokens that are accepted with these probabilities.\n\n"
-            "min_rate: tokens per second of other ways of decoding; n_per_step: distributions that a step computes.")
+            "costs"_a.none(), "prior"_a, "known"_a, "block_bonus"_a, "has_model"_a)
+        .def("begin_text", &ggufspec::LengthPolicy::begin_text, "n_unread"_a, "n_most"_a,
+             "Begin a text of at most n_most tokens, of whose prompt the draft model has not read n_unread tokens.\n\n"
+             "Returns whether it should read them before the first round. If not, it does so once that pays.")
+        .def("set_n_sharers", &ggufspec::LengthPolicy::set_n_sharers, "n_sharers"_a,
+             "Expect the next target pass to be shared by n_sharers texts.")
         .def(
-            "update",
-            [](ggufspec::LengthRule & self, const ggufspec::CostModel & costs, size_t n_sharers,
-               const ggufspec::AcceptanceModel * by_target, std::vector<double> gaps, size_t n_levels) {
-                require(by_target == nullptr || !gaps.empty(), "update: needs gaps");
-                return self.update(costs, n_sharers, by_target, std::move(gaps), n_levels);
+            "start_round",
+            [](ggufspec::LengthPolicy & self, size_t n_max, size_t n_unread) {
+                require(n_unread > 0, "start_round: the last token is always unread");
+                return self.start_round(n_max, n_unread);
             },
-            "costs"_a, "n_sharers"_a, "by_target"_a.none(), "gaps"_a, "n_levels"_a,
-            "Find the best rule for a text in a pass of n_sharers texts, whose latest logit gaps are these.\n\n"
-            "by_target: the probability that the draft model's next token is accepted, by the target's gap; its n_levels\n"
-            "quantiles are equally likely. None: there is no draft model. Returns the mean probability.")
-        .def("n_worth", &ggufspec::LengthRule::n_worth, "values"_a, "n_drafted"_a,
-             "How many further tokens, accepted with these probabilities (falling), pay for their passes.\n\n"
-             "It can skip past an expensive batch size to a larger, cheaper one.")
-        .def(
-            "n_of_small_risk",
-            [](const ggufspec::LengthRule & self, const std::vector<double> & probabilities, double plain, double max_risk,
-               double reading, double step, size_t n_per_step) {
-                require(n_per_step > 0, "n_of_small_risk: needs n_per_step above 0");
-                return self.n_of_small_risk(probabilities, plain, max_risk, reading, step, n_per_step);
-            },
-            "probabilities"_a, "plain"_a, "max_risk"_a, "reading"_a = 0.0, "step"_a = 0.0, "n_per_step"_a = 1,
-            "How many tokens to draft so that the expected loss is at most max_risk times the expected gain.")
-        .def("foresee", &ggufspec::LengthRule::foresee, "gaps"_a,
+            "n_max"_a, "n_unread"_a,
+            "Start a round of at most n_max drafted tokens; the draft model has not read n_unread tokens.")
+        .def("prefix_length", &ggufspec::LengthPolicy::prefix_length, "probs"_a, "forced"_a = std::vector<double>(),
+             nb::kw_only(), "is_own"_a = true,
+             "How many tokens to use of an n-gram match with acceptance probabilities `probs`, after forced tokens with "
+             "`forced`.\n\n"
+             "is_own: False for matches in other texts.")
+        .def("take", &ggufspec::LengthPolicy::take, "probs"_a,
+             "Add tokens that cost no draft step, with these acceptance probabilities. Returns how many of them to draft.")
+        .def("foresee", &ggufspec::LengthPolicy::foresee, "gaps"_a,
              "Choose how many tokens to draw, given the logit gaps of the next distributions.")
-        .def(
-            "prefix_length",
-            [](const ggufspec::LengthRule & self, const std::vector<double> & probabilities) {
-                const auto best = self.prefix_length(probabilities);
-                return std::make_tuple(best.n_draft, best.gain, best.expected);
-            },
-            "probabilities"_a, "How many tokens to use of an existing draft: (n_draft, gain, expected accepted tokens).")
-        .def("take", &ggufspec::LengthRule::take, "probabilities"_a,
-             "Add tokens with these acceptance probabilities, which cost no draft step, and count them as drawn.\n"
-             "Returns how many of them to draft.")
-        .def_prop_ro("gain", &ggufspec::LengthRule::gain,
-                     "The expected gain of a round by the rule, comparable with prefix_length's.")
-        .def("start", &ggufspec::LengthRule::start, "n_max"_a,
-             "Start a round of at most n_max drafted tokens, limited to the length of the curve.")
-        .def("should_evaluate", &ggufspec::LengthRule::should_evaluate,
+        .def("should_evaluate", &ggufspec::LengthPolicy::should_evaluate,
              "Whether to run the draft model for the next distribution.")
-        .def("should_draw", &ggufspec::LengthRule::should_draw, "gap"_a,
+        .def("should_draw", &ggufspec::LengthPolicy::should_draw, "gap"_a,
              "Whether to draw a token from a distribution with that logit gap.")
-        .def("observe", &ggufspec::LengthRule::observe, "acceptances"_a,
-             "Learn the acceptance probabilities of this round's first distributions.")
-        .def_ro("acceptance", &ggufspec::LengthRule::acceptance, "The acceptance model, by the draft model's logit gap.")
-        .def_rw("block_bonus", &ggufspec::LengthRule::block_bonus, "See best_rule in native/draft_length.h.")
-        .def_prop_ro(
-            "tokens", [](const ggufspec::LengthRule & self) { return self.rule().tokens; },
-            "Expected tokens of a round by the rule.")
-        .def_prop_ro(
-            "rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; },
-            "Tokens per second by the rule; 0 before the first update.")
-        .def_prop_ro(
-            "drafts",
-            [](const ggufspec::LengthRule & self) {
-                return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1;
-            },
-            "Whether the rule drafts at all.")
-        .def_rw("least", &ggufspec::LengthRule::least,
-                "Tokens that are accepted with a lower probability are not drawn; reset to 0 by start.")
-        .def_prop_ro("n_max", &ggufspec::LengthRule::n_max, "Maximum length of this round's draft.")
-        .def_prop_ro("n_reachable", &ggufspec::LengthRule::n_reachable,
+        .def("n_worth", &ggufspec::LengthPolicy::n_worth, "values"_a, "n_drafted"_a,
+             "How many further tokens, accepted with these probabilities (falling), pay for their passes.")
+        .def("step_price", &ggufspec::LengthPolicy::step_price, "n_read"_a,
+             "Price of a draft step for a branch, in tokens; n_read: further tokens to read.")
+        .def("observe_growth", &ggufspec::LengthPolicy::observe_growth, "value"_a, "n_steps"_a, "n_read"_a,
+             "Note that branches were added: their expected accepted nodes, draft steps, and further tokens read.")
+        .def("observe_gaps", &ggufspec::LengthPolicy::observe_gaps, "gaps"_a,
+             "Learn the target's logit gaps at the tokens that a round has added.")
+        .def("observe_verdict", &ggufspec::LengthPolicy::observe_verdict, "n_accepted"_a, "acceptances"_a,
+             "Learn the acceptance probabilities of the first n_accepted + 1 distributions of the draft model; empty: unknown.")
+        .def("observe_seconds", &ggufspec::LengthPolicy::observe_round, "n_tokens"_a, "n_drafted"_a, "n_sharers"_a,
+             "draft_seconds"_a, "target_seconds"_a, "Learn what a round cost: see observe_round in draft_length.py.")
+        .def("give_up_model", &ggufspec::LengthPolicy::give_up_model, "Draft without the draft model for the rest of the text.")
+        .def_prop_ro("n_reachable", &ggufspec::LengthPolicy::n_reachable,
                      "Maximum length of this round's draft if all its tokens are likely.")
-        .def_prop_ro("reached", &ggufspec::LengthRule::reached,
+        .def_prop_ro("n_max", &ggufspec::LengthPolicy::n_max, "Maximum length of this round's draft.")
+        .def_prop_ro("n_drawn", &ggufspec::LengthPolicy::n_drawn, "Tokens drawn in this round.")
+        .def_prop_ro("n_taken", &ggufspec::LengthPolicy::n_taken, "Tokens of this round that cost no draft step.")
+        .def_prop_ro("n_evaluated", &ggufspec::LengthPolicy::n_evaluated, "Distributions computed in this round.")
+        .def_prop_ro("reached", &ggufspec::LengthPolicy::reached,
                      "The probability that all tokens drawn in this round are accepted.")
-        .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
-        .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens of this round that cost no draft step.")
-        .def_prop_ro("n_drawn", &ggufspec::LengthRule::n_drawn, "Tokens drawn in this round.")
-        .def_prop_ro("expected", &ggufspec::LengthRule::expected, "Expected number of accepted tokens.")
+        .def_prop_ro("n_expected", &ggufspec::LengthPolicy::expected, "Expected number of accepted tokens of this round.")
+        .def_prop_ro("gaps", &ggufspec::LengthPolicy::gaps, "The logit gaps of this round's distributions.")
         .def_prop_ro(
-            "stop", [](const ggufspec::LengthRule & self) { return int(self.stop()); },
-            "Why the draft ended: an index of STOP_REASONS in draft_length.py.")
-        .def_prop_ro("gaps", &ggufspec::LengthRule::gaps, "The logit gaps of this round's distributions.");
+            "stop", [](const ggufspec::LengthPolicy & self) { return int(self.stop()); },
+            "Why the draft was not longer: an index of STOP_REASONS in draft_length.py.")
+        .def_rw("least", &ggufspec::LengthPolicy::least,
+                "Tokens that are accepted with a lower probability are not drawn; reset by each round.")
+        .def_ro("block_bonus", &ggufspec::LengthPolicy::block_bonus, "See best_rule in native/draft_length.h.")
+        .def_ro("has_model", &ggufspec::LengthPolicy::has_model, "Whether there is a draft model.")
+        .def_prop_ro("is_fixed", &ggufspec::LengthPolicy::is_fixed, "Whether the length is fixed: costs are not weighed.")
+        .def_prop_ro("costs", &ggufspec::LengthPolicy::costs, "None: the length is fixed.")
+        .def_prop_ro(
+            "rate", [](const ggufspec::LengthPolicy & self) { return self.rule().rate; },
+            "Tokens per second by the rule; 0 before the first round.")
+        .def_prop_ro("acceptance", &ggufspec::LengthPolicy::acceptance, "The acceptance model as learned so far.")
+        .def_prop_ro("mean_acceptance", &ggufspec::LengthPolicy::mean_acceptance,
+                     "Probability that the draft model's next token is accepted.")
+        .def_prop_ro("mean_observed", &ggufspec::LengthPolicy::mean_observed, "Mean of observed acceptances; -1: there are none.")
+        .def_prop_ro("n_prompt_unread", &ggufspec::LengthPolicy::n_prompt_unread,
+                     "Prompt tokens that the draft model had not read when the text began; 0: it has by now.")
+        .def_prop_ro("n_rounds", &ggufspec::LengthPolicy::n_rounds, "Rounds of the text.")
+        .def_prop_ro("n_without_gain", &ggufspec::LengthPolicy::n_without_gain,
+                     "Rounds in which drafting would not have been faster.");
     m.def(
         "best_rule",
         [](const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double min_rate,

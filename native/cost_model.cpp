@@ -7,8 +7,9 @@
 
 namespace ggufspec {
 
-CostModel::CostModel(const CostConstants & constants, size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start)
-    : constants_(constants),
+CostModel::CostModel(const Constants & constants, size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start)
+    : balance(constants.START_BALANCE),
+      constants_(constants),
       n_most_(n_most),
       n_sharers_(n_sharers),
       n_per_step_(n_per_step),
@@ -54,11 +55,11 @@ void CostModel::observe_draft(size_t n_steps, double seconds, size_t n_further) 
         known_.step = seconds / (steps + beside);
         if (knows_step_before() && !known_.sizes.empty()) known_.step = updated(known, known_.step, 0);
     }
-    if (n_per_step_ > 1 && n_further <= constants_.few_beside_block) {
+    if (n_per_step_ > 1 && further <= constants_.FEW_BESIDE_BLOCK) {
         known_.step = updated(known_.step, std::max(seconds - further * known_.read, 0.0) / steps, known_.n_steps);
     } else if (n_further > 0) {
         const double found = std::min(std::max(seconds - steps * known_.step, 0.0) / further, known_.step);
-        const double rate = 1 - std::pow(1 - constants_.cost_learning_rate, further);
+        const double rate = 1 - std::pow(1 - constants_.COST_LEARNING_RATE, further);
         known_.read += known_.read > 0 ? (found - known_.read) * rate : found;
     } else {
         known_.step = updated(known_.step, seconds / steps, known_.n_steps);
@@ -67,11 +68,24 @@ void CostModel::observe_draft(size_t n_steps, double seconds, size_t n_further) 
     known_.step_at = known_.n_passes;
 }
 
-void CostModel::take(const CostModel & other) {
-    warm_ = other.warm_;
-    known_ = other.known_;
-    known_.sizes.erase(known_.sizes.upper_bound(n_largest()), known_.sizes.end());
-    curve_.clear();
+CostModel CostModel::resized(size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start) const {
+    CostModel made(constants_, n_most, n_sharers, n_per_step, std::move(start));
+    made.warm_ = warm_;
+    made.known_ = known_;
+    made.known_.sizes.erase(made.known_.sizes.upper_bound(made.n_largest()), made.known_.sizes.end());
+    return made;
+}
+
+CostModel CostModel::resized_as(const CostModel & other) const {
+    return resized(other.n_most_, other.n_sharers_, other.n_per_step_, other.start_);
+}
+
+CostModel CostModel::as_measured() const {
+    CostModel made(constants_, n_most_, n_sharers_, n_per_step_, {});
+    std::map<size_t, double> sizes;
+    for (size_t n = 1; n <= curve().size(); n++) sizes[n] = curve()[n - 1];
+    made.restore(sizes, known_.plain, step(), read());
+    return made;
 }
 
 void CostModel::restore(const std::map<size_t, double> & sizes, double plain, double step, double read) {
@@ -113,14 +127,21 @@ double CostModel::step() const {
     if (known_.n_steps > 0) return known_.step * discount(known_.n_passes - known_.step_at, known_.n_steps);
     const double infinity = std::numeric_limits<double>::infinity();
     const double share = start_.is_given() ? start_.step / start_.target[0] : infinity;
-    return std::min(share, is_measured_before() ? infinity : constants_.unmeasured_step) * curve()[0];
+    return std::min(share, is_measured_before() ? infinity : constants_.UNMEASURED_STEP) * curve()[0];
 }
 
 double CostModel::read() const { return known_.read > 0 ? known_.read : usual_read() * step(); }
 
+bool CostModel::draft_cannot_pay() const {
+    for (size_t n = 1; n < n_most_; n++) {
+        if (drafting(n) + curve()[n] < double(n + 1) * plain()) return false;
+    }
+    return true;
+}
+
 double CostModel::usual_read() const {
     if (start_.is_given() && start_.step > 0) return start_.read / start_.step;
-    return constants_.unmeasured_read / double(n_per_step_);
+    return constants_.UNMEASURED_READ / double(n_per_step_);
 }
 
 std::map<size_t, double> CostModel::sizes() const {
@@ -137,15 +158,14 @@ bool CostModel::is_compiled_for(size_t n_tokens) {
 // been disturbed: discounting it causes another try. A size measured often is discounted more slowly, because each try costs
 // a round.
 double CostModel::discount(size_t age, size_t n_measured) const {
-    const size_t n_first = constants_.n_first_measurements;
-    const double rate = constants_.discount_per_pass * double(n_first) / double(std::max(n_measured, n_first));
-    return std::max(1 - rate * double(age), constants_.min_discount);
+    const double rate = constants_.DISCOUNT_PER_PASS / std::max(double(n_measured) / constants_.N_FIRST_MEASUREMENTS, 1.0);
+    return std::max(1 - rate * std::max(double(age) - constants_.N_FRESH_PASSES, 0.0), constants_.MIN_DISCOUNT);
 }
 
 // An exponential moving average; a faster one of the first measurements replaces it, because first passes are often slow.
 double CostModel::updated(double old, double seconds, size_t n_measured) const {
-    if (seconds < old && n_measured < constants_.n_first_measurements) return seconds;
-    return old + (std::min(seconds, constants_.outlier * old) - old) * constants_.cost_learning_rate;
+    if (seconds < old && double(n_measured) < constants_.N_FIRST_MEASUREMENTS) return seconds;
+    return old + (std::min(seconds, constants_.OUTLIER * old) - old) * constants_.COST_LEARNING_RATE;
 }
 
 // Without a start a position is the number of tokens; with one, positions rise as its seconds do.
@@ -156,8 +176,8 @@ std::vector<double> CostModel::positions() const {
         if (!start_.is_given()) {
             found.push_back(double(n));
         } else if (n <= seconds.size()) {
-            const double more = (seconds[n - 1] / seconds[0] - 1) / constants_.unmeasured_slope;
-            found.push_back(std::max(std::min(1 + more, double(n)), found.back() + constants_.least_distance));
+            const double more = (seconds[n - 1] / seconds[0] - 1) / constants_.UNMEASURED_SLOPE;
+            found.push_back(std::max(std::min(1 + more, double(n)), found.back() + constants_.LEAST_DISTANCE));
         }
     }
     return found;
@@ -167,14 +187,13 @@ std::vector<double> CostModel::interpolated() const {
     const std::vector<double> & at = positions_;
     std::vector<std::pair<size_t, double>> known;  // (tokens, seconds)
     for (const auto & [n, size] : known_.sizes) {
-        if (n < at.size())
-            known.emplace_back(n, size.seconds * discount(known_.n_passes - size.at, size.n_measured));
+        if (n < at.size()) known.emplace_back(n, size.seconds * discount(known_.n_passes - size.at, size.n_measured));
     }
     if (known.empty()) known.emplace_back(1, 1);
     const auto [first, first_seconds] = known.front();
     const auto [last, last_seconds] = known.back();
-    const double one = first_seconds / (1 + constants_.unmeasured_slope * (at[first] - 1));
-    double slope = constants_.unmeasured_slope * one;
+    const double one = first_seconds / (1 + constants_.UNMEASURED_SLOPE * (at[first] - 1));
+    double slope = constants_.UNMEASURED_SLOPE * one;
     if (last > 1) slope = std::max((last_seconds - one) / (at[last] - 1), 0.0);
     if (first > 1) known.emplace(known.begin(), 1, one);
     if (last < at.size() - 1) known.emplace_back(at.size() - 1, last_seconds + slope * (at.back() - at[last]));
@@ -188,15 +207,6 @@ std::vector<double> CostModel::interpolated() const {
             const auto [right, further] = known[k + 1];
             curve.push_back((further - seconds) / (at[right] - at[left]) * (at[n] - at[left]) + seconds);
         }
-    }
-    const size_t rows = constants_.kernel_rows;
-    for (size_t n = rows; n <= curve.size(); n += rows) {
-        if (known_.sizes.count(n) > 0) continue;
-        double below = 0;
-        for (size_t k = n - rows + 2; k < n; k++) {
-            if (known_.sizes.count(k) > 0) below = std::max(below, curve[k - 1]);
-        }
-        if (below > 0) curve[n - 1] = std::min(curve[n - 1], below);
     }
     return curve;
 }

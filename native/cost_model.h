@@ -8,13 +8,18 @@
 
 namespace ggufspec {
 
-// The tuned numbers of the model; their meaning and evidence: ggufspec/drafting/constants.py.
-struct CostConstants {
-    size_t n_first_measurements;
-    double cost_learning_rate, outlier;
-    double unmeasured_slope, least_distance, unmeasured_step, unmeasured_read;
-    size_t few_beside_block, kernel_rows;
-    double discount_per_pass, min_discount;
+// The tuned numbers of costs and of the draft length, by name; their meaning and evidence: ggufspec/drafting/constants.py.
+#define GGUFSPEC_CONSTANTS(X)                                                                                                    \
+    X(N_FIRST_MEASUREMENTS)                                                                                                      \
+    X(COST_LEARNING_RATE)                                                                                                        \
+    X(OUTLIER) X(UNMEASURED_SLOPE) X(LEAST_DISTANCE) X(UNMEASURED_STEP) X(UNMEASURED_READ) X(FEW_BESIDE_BLOCK) X(N_FRESH_PASSES) \
+        X(DISCOUNT_PER_PASS) X(MIN_DISCOUNT) X(PRIOR_WEIGHT) X(MEMORY) X(N_GAPS) X(READING_HORIZON) X(USUAL_LENGTH)              \
+            X(START_BALANCE) X(MAX_BALANCE) X(INVESTED_SHARE) X(SMALL_RISK) X(N_PLAIN)
+struct Constants {
+#define GGUFSPEC_MEMBER(name) double name;
+    GGUFSPEC_CONSTANTS(GGUFSPEC_MEMBER)
+#undef GGUFSPEC_MEMBER
+    std::vector<double> PRIOR_GAPS;
 };
 
 // Seconds known before generation: see Start in ggufspec/drafting/cost_model.py. An empty target: nothing is known.
@@ -27,8 +32,7 @@ struct StartingCosts {
 
 // Seconds of target passes (with verification) by number of tokens, and of draft steps.
 //
-// Unmeasured sizes are interpolated; an unmeasured multiple of kernel_rows is assumed to cost no more than the size below
-// it, because CPU kernels compute that many rows at a time.
+// Unmeasured sizes are interpolated.
 class CostModel {
 public:
     // A number of tokens whose passes were measured.
@@ -40,7 +44,7 @@ public:
 
     // n_sharers: maximum number of texts in a pass, each with at most n_most tokens. n_per_step: tokens that the draft model
     // predicts in one step.
-    CostModel(const CostConstants & constants, size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start);
+    CostModel(const Constants & constants, size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start);
 
     // The next measurements are of passes in these circumstances, such as a number of threads, which the caller numbers from
     // the usual ones, 0; they are ignored if the passes were disturbed. Each number has measurements of its own, which start
@@ -57,8 +61,12 @@ public:
     // Learns that n_steps draft steps in sequence took so many seconds in total. The first step also read n_further tokens.
     void observe_draft(size_t n_steps, double seconds, size_t n_further);
 
-    // Takes the present measurements of another model, as far as they fit the sizes of this one.
-    void take(const CostModel & other);
+    // A copy for passes of other sizes, with the present measurements that fit them.
+    CostModel resized(size_t n_most, size_t n_sharers, size_t n_per_step, StartingCosts start) const;
+    // The same for passes of the sizes that `other` has.
+    CostModel resized_as(const CostModel & other) const;
+    // A copy in which the expected seconds of all sizes, and of drafting, count as measured.
+    CostModel as_measured() const;
 
     // Replaces all measurements by these, as if each had been measured just now, twice. 0: not measured, but for sizes.
     void restore(const std::map<size_t, double> & sizes, double plain, double step, double read);
@@ -80,6 +88,9 @@ public:
     double plain_of_text(size_t n_sharers) const { return n_sharers <= 1 ? plain() : of_text(1, n_sharers); }
     double step() const;  // seconds of a draft step, in which the draft model reads one token
     double read() const;  // seconds that the draft model takes for each token that it reads in a batch
+    size_t n_steps(size_t n_tokens) const { return (n_tokens + n_per_step_ - 1) / n_per_step_; }
+    double drafting(size_t n_tokens) const { return double(n_steps(n_tokens)) * step(); }  // seconds of so many distributions
+    bool draft_cannot_pay() const;  // whether drafting is slower than plain decoding even if every token is accepted
     bool knows_draft() const { return known_.n_steps > 0 || knows_step_before(); }  // whether a draft step was measured
 
     // Measurements: seconds by number of tokens, and as observe_plain and observe_draft learned them; 0: none.
@@ -94,6 +105,10 @@ public:
     size_t n_passes() const { return known_.n_passes; }  // measured
 
     bool is_frozen = false;  // if so, measurements are ignored
+
+    // What the pair's drafts have saved, less what they have lost, in plain passes: see LengthPolicy. A share of the generated
+    // tokens is added, so that a losing pair can try again. An upper limit keeps old savings from paying for many new losses.
+    double balance;
 
 private:
     struct Measured {
@@ -116,7 +131,7 @@ private:
     std::vector<double> positions() const;
     std::vector<double> interpolated() const;
 
-    CostConstants constants_;
+    Constants constants_;
     size_t n_most_, n_sharers_, n_per_step_;
     StartingCosts start_;
     std::vector<double> positions_;  // a coordinate for each number of tokens; interpolation is linear in it

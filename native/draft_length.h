@@ -1,11 +1,14 @@
-// Decides how far to draft in one round: computes a stopping rule from costs in seconds and acceptance probabilities.
+// Decides how far to draft: before each round of a text, and before each token of a draft.
 //
 // Each decision depends on the tokens drawn so far and on the draft's distribution of the next token, never on the token
 // that is about to be drawn. That keeps rejection sampling lossless.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "cost_model.h"
@@ -33,12 +36,17 @@ private:
     double h00_, h01_, h11_;  // the Hessian of the observations
 };
 
+using Coefficients = std::pair<double, double>;  // intercept and slope of an AcceptanceModel
+
 // Least probabilities that the whole draft is still accepted, by the number n of tokens drawn so far.
 struct StoppingRule {
     std::vector<double> evaluate_from;  // (n_most): to run the draft model for the next distribution; above 1: never run it
     std::vector<double> draw_from;      // (n_most): to draw from it; with the next token's own probability as a factor
     double tokens = 0, seconds = 0;     // expected values for a round
     double rate = 0;                    // tokens per second
+
+    bool drafts() const { return evaluate_from.empty() || evaluate_from[0] <= 1; }
+    double gain() const { return tokens - rate * seconds; }  // of a round
 };
 
 // The rule with the most expected tokens per second.
@@ -58,53 +66,47 @@ struct StoppingRule {
 StoppingRule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double rate,
                        double min_rate, double block_bonus = 0, size_t n_per_step = 1);
 
-// How many tokens of an existing draft to use. The draft is free, so only verification has a cost.
+// How many tokens of an existing draft to verify.
 struct PrefixLength {
     size_t n_draft = 0;
-    double gain = 0;      // tokens - rate * seconds of the round
-    double expected = 0;  // accepted tokens
+    double expected = 0;       // accepted tokens
+    bool beats_model = false;  // after the forced tokens, it has a higher expected gain than drafting with the draft model
 };
 
-// The state of one round: call start, then should_evaluate and should_draw alternately. Before the first `update` it
-// allows every draft up to n_max.
-class LengthRule {
+enum class Action { draft, skip, plain };  // see ggufspec/drafting/draft_length.py
+
+// Why a draft was not longer; the texts are in ggufspec/drafting/draft_length.py.
+enum class Stop { none, limit, unlikely, uncertain, text_ends, measuring_plain, failed, no_gain, unread, no_balance };
+
+// How far to draft in each round of a text.
+//
+// With costs, it chooses the length with the most expected tokens per second, 0 if drafting is not faster. The target's
+// latest logit gaps show how predictable the text is at present, even while nothing is drafted. The pair's balance limits the
+// time lost to rejected drafts. Without costs, it drafts as many tokens as each round allows; in a tree, the likeliest ones.
+//
+// A round: start_round or prefix_length; should_evaluate and should_draw alternately; the observe functions.
+class LengthPolicy {
 public:
-    enum class Stop { none, limit, unlikely, uncertain };
+    // costs: null: the length is fixed. prior: the acceptance of a new pair; known: the one that the text starts from.
+    // has_model: there is a draft model.
+    LengthPolicy(const Constants & constants, std::shared_ptr<CostModel> costs, Coefficients prior, Coefficients known,
+                 double block_bonus, bool has_model);
 
-    // `block_bonus`: see best_rule.
-    explicit LengthRule(const AcceptanceModel & acceptance, double block_bonus = 0)
-        : acceptance(acceptance), block_bonus(block_bonus) {}
+    // Begins a text; returns whether the draft model should read its prompt before the first round. If not, it does so once
+    // that pays. n_unread: prompt tokens that it has not read; n_most: maximum tokens of the text. Always for a fixed length.
+    bool begin_text(size_t n_unread, size_t n_most);
 
-    // Finds the best rule: see best_rule.
-    void update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate,
-                size_t n_per_step = 1);
+    // The next target pass is shared by so many texts. Ignored if costs are frozen: other texts must not change a text with
+    // a seed.
+    void set_n_sharers(size_t n_sharers);
 
-    // The same at the costs of a text in a pass of n_sharers texts. by_target: the probability that the draft model's next
-    // token is accepted, by the target's logit gap; its n_levels quantiles of the latest `gaps` are equally likely. Null: there
-    // is no draft model. Returns the mean probability.
-    double update(const CostModel & costs, size_t n_sharers, const AcceptanceModel * by_target, std::vector<double> gaps,
-                  size_t n_levels);
-    const StoppingRule & rule() const { return rule_; }
+    // Starts a round of at most n_max drafted tokens; returns what the draft model is to do. n_unread: number of tokens that
+    // the draft model has not read yet.
+    Action start_round(size_t n_max, size_t n_unread);
 
-    // The expected gain of a round by the rule, comparable with PrefixLength::gain.
-    double gain() const { return rule_.tokens - rule_.rate * rule_.seconds; }
-
-    // How many tokens of an existing draft to use. probabilities: of each token, if the tokens before it are accepted.
-    PrefixLength prefix_length(const std::vector<double> & probabilities) const;
-
-    // How many further tokens pay for their passes, in a draft of n_drafted. values: the acceptance probability of each,
-    // falling. It can skip past an expensive batch size to a larger, cheaper one.
-    size_t n_worth(const std::vector<double> & values, size_t n_drafted) const;
-
-    // The largest number of tokens whose expected loss is at most max_risk times their expected gain; all of them where
-    // that holds for all. probabilities: of each token, if the tokens before it are accepted. plain: seconds per token
-    // without drafts. reading, step: seconds of the draft model before its first step and of each, which computes n_per_step
-    // tokens; 0 for a draft that costs nothing.
-    size_t n_of_small_risk(const std::vector<double> & probabilities, double plain, double max_risk, double reading, double step,
-                           size_t n_per_step) const;
-
-    // Starts a round of at most n_max drafted tokens, limited to the length of the cost curve.
-    void start(size_t n_max);
+    // How many tokens to use of a draft that already exists, such as an n-gram match. probabilities: of each token, if the
+    // tokens before it are accepted; forced: of the forced tokens before it. is_own: false for drafts from other texts.
+    PrefixLength prefix_length(std::vector<double> probabilities, std::vector<double> forced, bool is_own);
 
     // Adds tokens that cost no draft step, such as forced ones, and counts them as drawn. probabilities: of each token, if the
     // tokens before it are accepted. Returns how many of them to draft.
@@ -114,40 +116,100 @@ public:
     // any token is drawn from them. Lossless: the choice depends on distributions, and on tokens that were drawn.
     void foresee(const std::vector<double> & gaps);
 
-    // Whether to run the draft model for the next distribution.
-    bool should_evaluate();
+    bool should_evaluate();        // whether to run the draft model for the next distribution
+    bool should_draw(double gap);  // whether to draw a token from a distribution with that logit gap
+    void draw_declined();          // the token that should_draw has just declined was drawn after all
 
-    // Whether to draw a token from a distribution with that logit gap.
-    bool should_draw(double gap);
+    // How many further tokens pay for their passes, in a draft of n_drafted. values: the acceptance probability of each,
+    // falling. It can skip past an expensive batch size to a larger, cheaper one.
+    size_t n_worth(const std::vector<double> & values, size_t n_drafted) const;
 
-    // Notes that the token that should_draw has just declined was drawn after all.
-    void draw_declined();
+    // Price of a draft step for a branch, in tokens; n_read: further tokens to read.
+    double step_price(double n_read) const;
 
-    // Learns the acceptance probabilities of the round's first distributions.
-    void observe(const std::vector<double> & acceptances);
+    // Branches were added, with an expected number of `value` accepted nodes. They took n_steps further draft steps, which
+    // read n_read further tokens.
+    void observe_growth(double value, size_t n_steps, size_t n_read);
 
+    // The target's logit gaps at the tokens that a round has added.
+    void observe_gaps(const std::vector<double> & gaps);
+
+    // The verdict on a draft of the draft model. acceptances: of the first n_accepted + 1 distributions that it computed, the
+    // probability that a token drawn from each is accepted if the tokens before it are; empty: nothing is learned.
+    void observe_verdict(size_t n_accepted, const std::vector<double> & acceptances);
+
+    // After each round, and any observe_verdict. target_seconds: of the pass with verification.
+    void observe_round(size_t n_tokens, size_t n_drafted, size_t n_sharers, double draft_seconds, double target_seconds);
+
+    // The draft model has failed: the rest of the text is written without it.
+    void give_up_model();
+
+    // Of the round.
+    size_t n_reachable() const;  // maximum length of the draft if all its tokens are likely
     size_t n_max() const { return n_max_; }
-    size_t n_reachable() const;  // maximum length of the round's draft if all its tokens are likely
-    double reached() const { return reached_; }  // the probability that all drawn tokens are accepted
-    size_t n_evaluated() const { return gaps_.size(); }
-    size_t n_taken() const { return n_taken_; }
     size_t n_drawn() const { return n_drawn_; }
-    double expected() const { return std::min(expected_, double(n_drawn_)); }  // the bonus could exceed n_drawn_
+    size_t n_taken() const { return n_taken_; }
+    size_t n_evaluated() const { return gaps_.size(); }
+    double reached() const { return reached_; }  // the probability that all drawn tokens are accepted
+    double expected() const;                     // number of accepted tokens
+    const std::vector<double> & gaps() const { return gaps_; }  // of all distributions
     Stop stop() const { return stop_; }
-    const std::vector<double> & gaps() const { return gaps_; }
 
-    AcceptanceModel acceptance;
-    double block_bonus;
-    double least = 0;  // tokens accepted with a lower probability are not drawn; reset by start
+    // Of the text.
+    bool is_fixed() const { return costs_ == nullptr; }
+    const std::shared_ptr<CostModel> & costs() const { return costs_; }
+    const StoppingRule & rule() const { return rule_; }
+    const AcceptanceModel & acceptance() const { return acceptance_; }
+    double mean_acceptance() const { return mean_acceptance_; }  // probability that the draft's next token is accepted
+    double mean_observed() const { return n_observed_ ? sum_observed_ / double(n_observed_) : -1; }  // -1: nothing was
+    size_t n_prompt_unread() const { return n_prompt_unread_; }  // prompt tokens that the draft model still has to read
+    size_t n_rounds() const { return n_rounds_; }
+    size_t n_without_gain() const { return n_without_gain_; }  // rounds in which drafting would not have been faster
+
+    double least = 0;  // tokens accepted with a lower probability are not drawn; reset by each round
+    const double block_bonus;
+    bool has_model;
 
 private:
-    void add(double reached);
+    struct DraftCosts {
+        double reading = 0, step = 0;  // seconds before the first step, and of each
+        size_t n_per_step = 1;
+    };
 
+    void update();
+    void start(size_t n_max);
+    void add(double reached);
+    size_t n_room() const;  // tokens that can be added to the draft
+    double plain() const { return costs_->plain_of_text(n_sharers_); }
+    Stop reason_to_skip(size_t n_max, size_t n_affordable) const;
+    bool should_measure_plain() const;
+    bool pays_for_reading() const;
+    std::pair<size_t, double> most_worth(const std::vector<double> & values, size_t n_drafted, size_t n_most) const;
+    size_t n_of_small_risk(const std::vector<double> & probabilities, const DraftCosts & draft) const;
+
+    const Constants constants_;
+    const std::shared_ptr<CostModel> costs_;
+    const AcceptanceModel prior_;
+    AcceptanceModel acceptance_;
     StoppingRule rule_;
-    std::vector<double> curve_;
-    size_t n_max_ = 0, n_drawn_ = 0, n_taken_ = 0;
-    double reached_ = 1, expected_ = 0;  // expected_: expected number of accepted tokens
-    std::vector<double> gaps_;           // of all distributions of this round
+    std::vector<double> curve_;  // seconds of passes over 1, 2 ... tokens of this text; empty: not weighed
+    std::deque<double> latest_;  // the target's gaps
+    double mean_acceptance_ = 0, sum_observed_ = 0;
+    size_t n_observed_ = 0;
+    size_t n_drafts_ = 1, n_accepted_ = 1;  // rounds that used the draft model, and their tokens; a first round is assumed
+    size_t n_rounds_ = 0, n_without_gain_ = 0, n_sharers_ = 1;
+    size_t n_tokens_ = 0, n_most_ = std::numeric_limits<size_t>::max();
+    size_t n_since_free_ = 0;  // tokens since n-grams were last drafted
+    size_t n_prompt_unread_ = 0;
+    bool was_plain_ = false;   // the round before drafted nothing
+    bool is_current_ = false;  // the rule was updated in this round
+    bool has_failed_ = false;
+
+    // Of the round.
+    size_t n_unread_ = 1, n_max_ = 0, n_drawn_ = 0, n_taken_ = 0;
+    double reached_ = 1, expected_ = 0, grown_ = 0;
+    size_t n_grown_steps_ = 0, n_grown_read_ = 0;
+    std::vector<double> gaps_;
     Stop stop_ = Stop::none;
     bool is_foreseen_ = false;
     size_t n_foreseen_ = 0;  // total number of tokens to draw

@@ -79,14 +79,16 @@ def speculated(
 
 
 def known_costs(
-    curve: Sequence[float], step: float, n_per_step: int = 1, n_most: int | None = None
+    curve: Sequence[float],
+    step: float,
+    n_per_step: int = 1,
+    n_most: int | None = None,
+    plain: float = 0.0,
+    read: float = 0.0,
 ) -> CostModel:
-    """Frozen costs: measured passes over 1, 2 ... tokens, and draft steps."""
+    """Frozen costs: passes over 1, 2 ... tokens, and draft steps; see CostModel.restore."""
     costs = CostModel(n_most or len(curve), n_per_step=n_per_step)
-    for _ in range(3):
-        for n, seconds in enumerate(curve, 1):
-            costs.observe_target(n, seconds)
-        costs.observe_draft(1, step)
+    costs.restore(dict(enumerate(curve, 1)), plain, step, read)
     costs.is_frozen = True
     return costs
 

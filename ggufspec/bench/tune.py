@@ -13,7 +13,7 @@ from typing import Any
 
 from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
-from ggufspec.drafting import profile_store
+from ggufspec.drafting import cost_model, profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.profile_store import TunedSettings
@@ -174,8 +174,8 @@ def keep(tuned: Tuned) -> bool:
     known = StoredProfile(tuned.facts).recall(len(tuned.passes))
     document = {
         **(known.to_document() if known else {}),
-        "costs": tuned.costs.to_document(),
-        "settled_costs": tuned.costs.to_document(),
+        "costs": cost_model.to_document(tuned.costs),
+        "settled_costs": cost_model.to_document(tuned.costs),
         "assumed_seconds": tuned.assumed,
         "settings": asdict(tuned.chosen),
         "measured": "tune",

@@ -44,16 +44,16 @@ def draw(
     logits: Logits,
     sampling: Sampling,
     tokens: Sequence[int],
-    length_rule: _native.LengthRule,
+    policy: _native.LengthPolicy | None,
     uniform: float,
 ) -> int:
     """Add the distribution of logits (1, n_vocab) after `tokens`, and draw a token from it.
 
-    Returns -1, and adds no row, if `length_rule` ends the draft. Raises as to_probs does.
+    Returns -1, and adds no row, if `policy` ends the draft. Raises as to_probs does.
     """
     try:
         masks = _masks(sampling, tokens)
-        return rows.draw(logits, sampling.native, token_array(tokens), masks, length_rule, uniform)  # type: ignore[arg-type]
+        return rows.draw(logits, sampling.native, token_array(tokens), masks, policy, uniform)  # type: ignore[arg-type]
     except ValueError as error:
         raise unusable(str(error), sampling, logits) from error
 

@@ -13,30 +13,19 @@ from typing import Final
 
 # Acceptance model of a new pair: probability of acceptance by logit gap (native/draft_length.h)
 # [measured: Qwen2.5-Coder 1.5B and 0.5B, recorded texts of six kinds; similar for all kinds].
-GREEDY_INTERCEPT: Final = -0.3  # log-odds
-GREEDY_SLOPE: Final = 1.2  # log-odds per logit
-SAMPLED_INTERCEPT: Final = 0.2
-SAMPLED_SLOPE: Final = 0.7
+GREEDY: Final = (-0.3, 1.2)  # log-odds, and log-odds per logit
+SAMPLED: Final = (0.2, 0.7)
 PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [insensitive]
-GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weight [insensitive]
-# Longer, since the acceptance of sampled drafts depends less on the text [simulated: 1.02, 1.00].
-SAMPLED_MEMORY: Final = 300.0
+MEMORY: Final = 200.0  # observations until one has lost most of its weight [insensitive]
 # The draft model's second choice after a rejected first one, by the gap of remaining tokens
 # [measured: Qwen2.5-Coder 1.5B and 0.5B, 165 rejections in 8 greedy texts: 32 % accepted below a
 # gap of 0.3, 94 % above 3; at 0.8, 197: 27 and 75 %; embedded pair, 0.7 and 1: 33 and 66 to 80 %].
-SECOND_GREEDY_INTERCEPT: Final = -0.6
-SECOND_GREEDY_SLOPE: Final = 0.7
-SECOND_SAMPLED_INTERCEPT: Final = -0.8
-SECOND_SAMPLED_SLOPE: Final = 0.25
+SECOND_GREEDY: Final = (-0.6, 0.7)
+SECOND_SAMPLED: Final = (-0.8, 0.25)
 # Acceptance of each further choice, relative to the rejected choice before it
 # [measured: third choices, greedy, 0.27 after 0.46 (Qwen pair), 0.35 after 0.53 (embedded pair)].
 FURTHER_CHOICE: Final = 0.6
-# Assumed acceptance rate before a draft of fixed length has data [judgement].
-FIXED_ACCEPTANCE: Final = 0.7
-FIXED_ACCEPTANCE_WEIGHT: Final = 8.0  # observations that this counts as [judgement]
 MAX_COEFFICIENT: Final = 100  # of a stored model; a larger one means a damaged file [limit]
-# Each new text moves learned coefficients by this share back to those of a new pair [judgement].
-FORGOTTEN_SHARE: Final = 0.2
 
 # Block verification accepts more tokens than their single probabilities predict. [measured:
 # embedded pair, 0.12, 0.20, 0.32 and 0.41 more tokens in rounds of 3, 4, 5 and 6 at temperature 1;
@@ -44,19 +33,17 @@ FORGOTTEN_SHARE: Final = 0.2
 BLOCK_BONUS: Final = 0.07  # added share of a token's probability, per token before it
 
 # How predictable the text is at present is measured by the target's latest logit gaps.
-N_GAPS: Final = 16  # number of gaps that are kept [insensitive: 12 to 32]
-N_GAP_LEVELS: Final = 8  # number of their quantiles that the rule computes with [insensitive]
+N_GAPS: Final = 12  # number of gaps that are kept [insensitive: 12 to 32]
 PRIOR_GAPS: Final = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)  # logits, of a new text [judgement]
 # Drafting starts again if its saving, over at least this number of tokens, pays for reading the
 # tokens that the draft model has not read [insensitive].
 READING_HORIZON: Final = 5
-# The draft model reads a prompt once that is expected to pay for the rest of the text. Tokens of a
-# text before any is known, and texts until one has lost most of its weight [judgement].
-USUAL_LENGTH: Final = 256.0
-LENGTH_MEMORY: Final = 8.0
-# The account of a pair (acceptance.py), in plain passes. A new pair, and each text with a seed,
-# starts with START_BALANCE for n-grams and the same for the draft model [recorded texts with seeds:
-# 0.64 and 2 equal within 0.2 %; with 2, an uncertain draft is evaluated too long].
+# The draft model reads a prompt once that is expected to pay for the rest of a text of this many
+# tokens [judgement].
+USUAL_LENGTH: Final = 256
+# The balance of a pair (native/cost_model.h), in plain passes. A new pair, and each text with a
+# seed, starts with START_BALANCE [recorded texts with seeds: 0.64 and 2 equal within 0.2 %; with 2,
+# an uncertain draft is evaluated too long].
 START_BALANCE: Final = 1.28
 # Far more than a text can lose before the policy stops drafting [recorded texts: 4 to 30 equal
 # within 0.2 %].
@@ -68,10 +55,7 @@ INVESTED_SHARE: Final = 0.02
 # texts: 0.3 and 1 equal; embedded pair at 0.8: a lower share skips good drafts].
 SMALL_RISK: Final = 0.6
 
-# When plain decoding is measured.
 N_PLAIN: Final = 2  # single-token passes measured before drafting is compared with them [judgement]
-PLAIN_EVERY: Final = 64  # rounds until the next one, if the speed-up is small [insensitive]
-SMALL_SPEED_UP: Final = 1.4  # over plain decoding [insensitive]
 
 # Forced text: a constraint allows nothing else (forced_text.py). If the target has just written it
 # with other tokens, it often does so again.
@@ -83,6 +67,7 @@ FORCED_MEMORY: Final = 16.0  # observations until one has lost most of its weigh
 # Advice that drafting does not help needs this many rounds that skip drafting [judgement].
 N_ADVICE: Final = 32
 ADVICE_SHARE: Final = 0.8  # and at least this share of all rounds [judgement]
+ADVICE_SIZES: Final = (2, 4)  # tokens of passes whose costs it tells
 
 # Costs of passes (cost_model.py).
 N_FIRST_MEASUREMENTS: Final = 3  # per size; the fastest of them counts, as first passes are slow
@@ -103,11 +88,9 @@ UNMEASURED_READ: Final = 0.25  # a token that the draft model reads in a batch, 
 # reading. A head that rarely drafts has some to read each time: before this limit, the step of a
 # DFlash head was estimated at 0.5 ms instead of 2.7 for 20 texts [measured].
 FEW_BESIDE_BLOCK: Final = 32
-# Rows that CPU kernels compute at a time: batches of 4, 8, 12 are cheap [measured: Q4_0 on AVX-512,
-# Qwen2.5-Coder-1.5B: 51 ms for three tokens, 36 for four; simulated: 1.08, 1.04].
-KERNEL_ROWS: Final = 4
 # Old measurements are discounted so that a size is tried again; the more often a size was measured,
 # the slower [simulated at measured costs: tries went from one round in 25 to one in 100].
+N_FRESH_PASSES: Final = 32  # passes over other sizes before discounting begins
 DISCOUNT_PER_PASS: Final = 0.0005
 MIN_DISCOUNT: Final = 0.88
 MIN_SECONDS: Final = 1e-9  # of a stored pass [limit]

@@ -1,8 +1,7 @@
-"""Measures the seconds that target passes and draft steps take on this machine."""
+"""Stores the seconds that target passes and draft steps take: native/cost_model.h learns them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,80 +28,43 @@ class Start(NamedTuple):
     guesses_step: bool = False
 
 
-class CostModel(_native.CostModel):
-    """Seconds of target passes (with verification) by number of tokens, and of draft steps."""
+# Seconds of target passes (with verification) by number of tokens, and of draft steps.
+CostModel = _native.CostModel
 
-    def __init__(
-        self, n_most: int, n_sharers: int = 1, start: Start | None = None, n_per_step: int = 1
-    ) -> None:
-        """`n_sharers`: maximum number of texts in a pass, each with at most `n_most` tokens.
 
-        `start`: see Start; None: usual CPU costs. `n_per_step`: tokens that the draft model
-        predicts in one step.
-        """
-        super().__init__(constants, n_most, n_sharers, n_per_step, start)
-        self.start = start
+def is_plausible(costs: CostModel) -> bool:
+    """Whether no measured size is far from between one token's seconds and n times these."""
+    sizes, factor = costs.sizes, constants.MAX_DEVIATION
+    one = sizes.get(1, 0.0)
+    return all(one / factor <= each <= n * one * factor for n, each in sizes.items())
 
-    def drafting(self, n_tokens: int) -> float:
-        """Seconds of the draft steps that compute `n_tokens` distributions."""
-        return math.ceil(n_tokens / self.n_per_step) * self.step
 
-    @property
-    def draft_cannot_pay(self) -> bool:
-        """Whether drafting is slower than plain decoding even if every token is accepted."""
-        rounds = enumerate(self.curve[1 : self.n_most], 1)  # (n drafted tokens, seconds)
-        return all(self.drafting(n) + seconds >= (n + 1) * self.plain for n, seconds in rounds)
+def to_document(costs: CostModel) -> dict[str, object]:
+    """The measurements as JSON, which `of_document` reads."""
+    return {
+        "target_seconds": {str(n): seconds for n, seconds in costs.sizes.items()},
+        "plain_seconds": costs.plain_measured,
+        "draft_seconds": costs.step_measured,
+        "draft_read_seconds": costs.read_measured,
+    }
 
-    @property
-    def is_plausible(self) -> bool:
-        """Whether no measured size is far from between one token's seconds and n times these."""
-        sizes, factor = self.sizes, constants.MAX_DEVIATION
-        one = sizes.get(1, 0.0)
-        return all(one / factor <= each <= n * one * factor for n, each in sizes.items())
 
-    def resized(
-        self, n_most: int, n_sharers: int = 1, start: Start | None = None, n_per_step: int = 1
-    ) -> CostModel:
-        """A copy for passes of other sizes, with the measurements that fit them."""
-        made = CostModel(n_most, n_sharers, start, n_per_step)
-        made.take(self)
-        return made
-
-    def resized_as(self, other: CostModel) -> CostModel:
-        return self.resized(other.n_most, other.n_sharers, other.start, other.n_per_step)
-
-    def as_measured(self) -> CostModel:
-        """A copy in which the expected seconds of all sizes, and of drafting, count as measured."""
-        made = CostModel(self.n_most, self.n_sharers, n_per_step=self.n_per_step)
-        made.restore(dict(enumerate(self.curve, 1)), self.plain_measured, self.step, self.read)
-        return made
-
-    def to_document(self) -> dict[str, object]:
-        """The measurements as JSON, which `of_document` reads."""
-        return {
-            "target_seconds": {str(n): seconds for n, seconds in self.sizes.items()},
-            "plain_seconds": self.plain_measured,
-            "draft_seconds": self.step_measured,
-            "draft_read_seconds": self.read_measured,
-        }
-
-    @staticmethod
-    def of_document(document: Mapping[str, object]) -> CostModel:
-        """The costs in a document, with any `n_most`: see `resized`. Raises ValueError."""
-        measured = document.get("target_seconds")
-        if not isinstance(measured, Mapping) or not measured:
-            raise ValueError("there are no target_seconds")
-        sizes = {_size(key): _checked(each) for key, each in measured.items()}
-        if 1 not in sizes:
-            raise ValueError("there are no target_seconds of one token")
-        costs = CostModel(max(sizes))
-        costs.restore(
-            sizes,
-            _checked(document.get("plain_seconds", 0), or_zero=True),
-            _checked(document.get("draft_seconds"), or_zero=True),
-            _checked(document.get("draft_read_seconds"), or_zero=True),
-        )
-        return costs
+def of_document(document: Mapping[str, object]) -> CostModel:
+    """The costs in a document, with any `n_most`: see `resized`. Raises ValueError."""
+    measured = document.get("target_seconds")
+    if not isinstance(measured, Mapping) or not measured:
+        raise ValueError("there are no target_seconds")
+    sizes = {_size(key): _checked(each) for key, each in measured.items()}
+    if 1 not in sizes:
+        raise ValueError("there are no target_seconds of one token")
+    costs = CostModel(max(sizes))
+    costs.restore(
+        sizes,
+        _checked(document.get("plain_seconds", 0), or_zero=True),
+        _checked(document.get("draft_seconds"), or_zero=True),
+        _checked(document.get("draft_read_seconds"), or_zero=True),
+    )
+    return costs
 
 
 def _size(key: object) -> int:

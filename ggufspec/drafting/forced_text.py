@@ -7,9 +7,20 @@ from collections.abc import Sequence
 from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Constraint, Draft, Probs, Verdict
 from ggufspec.drafting import constants
-from ggufspec.drafting.acceptance import RunningMean
 
 CHOICE_FOLLOWS = "the constraint allows a choice after the forced text"
+
+
+class RunningMean:
+    """A mean that starts from a prior; each value fades after `memory` further values."""
+
+    def __init__(self, prior: float, weight: float, memory: float) -> None:
+        self.value = prior  # counts as `weight` values
+        self._weight, self._memory = weight, memory
+
+    def observe(self, value: float) -> None:
+        self._weight = min(self._weight + 1, self._memory)
+        self.value += (value - self.value) / self._weight
 
 
 class ForcedText:

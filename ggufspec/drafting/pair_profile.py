@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
-from ggufspec.drafting import constants, profile_store
-from ggufspec.drafting.acceptance import Acceptance, Account, Coefficients
+from ggufspec.drafting import constants, cost_model, profile_store
 from ggufspec.drafting.cost_model import CostModel, Start
-from ggufspec.drafting.draft_length import LengthPolicy
-
-_GREEDY = (constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE)
-_SECOND_GREEDY = (constants.SECOND_GREEDY_INTERCEPT, constants.SECOND_GREEDY_SLOPE)
-_SAMPLED = (constants.SAMPLED_INTERCEPT, constants.SAMPLED_SLOPE)
+from ggufspec.drafting.draft_length import Coefficients, LengthPolicy
 
 
 def fixed_length(temperature: float, *, in_blocks: bool = False) -> LengthPolicy:
@@ -26,16 +21,15 @@ class PairProfile:
     """Costs and acceptance of a pair; makes the length policy of each text.
 
     Texts with a seed start from the settled costs, which are measured before the first such text,
-    and from a new pair's priors and account, so that the same seed gives the same text. All other
+    and from a new pair's priors and balance, so that the same seed gives the same text. All other
     texts start from the latest measurements.
     """
 
     def __init__(
-        self, costs: CostModel, acceptance: Mapping[str, Acceptance] | None = None
+        self, costs: CostModel, acceptance: Mapping[str, Coefficients] | None = None
     ) -> None:
         """`acceptance`: by temperature, written as by `_key`."""
         self.costs = costs
-        self.account = Account()
         self._acceptance = dict(acceptance or {})
         self._settled: CostModel | None = None
         self._is_settled_anew = False
@@ -50,7 +44,7 @@ class PairProfile:
     @property
     def is_plausible(self) -> bool:
         """Whether its costs can be those of one machine: see CostModel."""
-        return all(costs.is_plausible for costs in (self.costs, self._settled) if costs)
+        return all(map(cost_model.is_plausible, filter(None, (self.costs, self._settled))))
 
     @property
     def is_new(self) -> bool:
@@ -82,47 +76,40 @@ class PairProfile:
         `repeats`: the text has a seed: it starts from the settled costs and learns no costs.
         `in_blocks`: drafts are verified as a whole. `has_model`: there is a draft model.
         """
-        new, costs, account = _new(temperature), self.costs, self.account
-        known = self._acceptance.get(_key(temperature), new)
+        costs, known = self.costs, self._acceptance.get(_key(temperature))
         if repeats:
-            costs, account, known = self._settled or costs, Account(), new
+            costs, known = self._settled or costs, None
             costs = costs.resized_as(costs)
         costs.is_frozen = repeats
-        return LengthPolicy(
-            costs,
-            Acceptance(*map(_faded, known, new)),
-            has_model=has_model,
-            account=account,
-            **_options(temperature, in_blocks),
-        )
+        how = _options(temperature, in_blocks)
+        how |= {"known": known, "has_model": has_model}
+        return LengthPolicy(costs, _new(temperature), **how)
 
     def keep(self, policy: LengthPolicy, temperature: float) -> None:
         """Keep what the policy of an ended text has learned about acceptance, if it learns."""
-        if policy.has_model and not policy.costs.is_frozen:
-            self._acceptance[_key(temperature)] = policy.acceptance
+        if policy.has_model and policy.costs is not None and not policy.costs.is_frozen:
+            self._acceptance[_key(temperature)] = policy.acceptance.coefficients
 
     def to_document(self) -> dict[str, object]:
         """The profile as JSON, which `of_document` reads: its costs are those of all threads."""
         self.costs.use(0)
         costs: dict[str, object] = {}
         if self.costs.n_measured(1):
-            costs["costs"] = self.costs.to_document()
+            costs["costs"] = cost_model.to_document(self.costs)
         if self._settled:
-            costs["settled_costs"] = self._settled.to_document()
+            costs["settled_costs"] = cost_model.to_document(self._settled)
             costs["is_settled_disturbed"] = self.is_settled_disturbed
         return {
             **costs,
-            "balances": self.account.balances,
-            "acceptance": {
-                key: list(map(list, each)) for key, each in sorted(self._acceptance.items())
-            },
+            "balance": self.costs.balance,
+            "acceptance": {key: list(each) for key, each in sorted(self._acceptance.items())},
         }
 
     @staticmethod
     def of_document(document: Mapping[str, object], like: CostModel) -> PairProfile:
         """The profile in a document, for passes of the sizes that `like` has. Raises ValueError."""
         costs, acceptance = document.get("costs"), document.get("acceptance", {})
-        settled, balances = document.get("settled_costs"), document.get("balances")
+        settled, balance = document.get("settled_costs"), document.get("balance")
         if not (
             isinstance(costs, (Mapping, NoneType))
             and isinstance(settled, (Mapping, NoneType))
@@ -130,20 +117,21 @@ class PairProfile:
             and (costs or settled)
         ):
             raise ValueError("it needs the objects costs or settled_costs, and acceptance")
-        new = CostModel(like.n_most, like.n_sharers, like.start, like.n_per_step)
+        new = like.resized_as(like)
+        new.restore({}, 0, 0, 0)
         profile = PairProfile(
-            new if costs is None else CostModel.of_document(costs).resized_as(like),
-            {str(key): _acceptance(each) for key, each in acceptance.items()},
+            new if costs is None else cost_model.of_document(costs).resized_as(like),
+            {str(key): _coefficients(each) for key, each in acceptance.items()},
         )
         if settled is not None:
-            known = CostModel.of_document(settled)
+            known = cost_model.of_document(settled)
             profile.is_settled_disturbed = document.get("is_settled_disturbed") is True
             profile._settled = known.resized(
                 like.n_most, like.n_sharers, n_per_step=like.n_per_step
             )
-        if balances is not None:
-            found = _two_numbers(balances, "two balances", constants.MAX_SECONDS)
-            profile.account = Account([min(each, constants.MAX_BALANCE) for each in found])
+        if balance is not None:
+            found = _number(balance, "a balance", constants.MAX_SECONDS)
+            profile.costs.balance = min(found, constants.MAX_BALANCE)
         return profile
 
 
@@ -195,26 +183,16 @@ class StoredProfile:
         return CostModel(n_most, n_sharers, self.start, self.n_per_step)
 
 
-def _new(temperature: float) -> Acceptance:
+def _new(temperature: float) -> Coefficients:
     """The acceptance model of a new pair."""
-    if temperature > 0:
-        return Acceptance(_SAMPLED, _SAMPLED)
-    return Acceptance(_GREEDY, _GREEDY, _SECOND_GREEDY)
+    return constants.SAMPLED if temperature > 0 else constants.GREEDY
 
 
 def _options(temperature: float, in_blocks: bool) -> dict[str, Any]:
     """Further arguments of LengthPolicy."""
     if temperature > 0:
-        bonus = constants.BLOCK_BONUS if in_blocks else 0.0
-        return {"memory": constants.SAMPLED_MEMORY, "block_bonus": bonus}
-    return {"memory": constants.GREEDY_MEMORY}
-
-
-def _faded(known: Coefficients, new: Coefficients) -> Coefficients:
-    """The known coefficients, moved towards a new pair's: the next text may be easier to draft."""
-    share = constants.FORGOTTEN_SHARE
-    intercept, slope = (k + share * (n - k) for k, n in zip(known, new, strict=True))
-    return intercept, slope
+        return {"block_bonus": constants.BLOCK_BONUS if in_blocks else 0.0}
+    return {"second": constants.SECOND_GREEDY}
 
 
 def _key(temperature: float) -> str:
@@ -222,20 +200,17 @@ def _key(temperature: float) -> str:
     return f"{temperature:.1f}"
 
 
-def _acceptance(lists: object) -> Acceptance:
+def _coefficients(found: object) -> Coefficients:
     what, most = "the intercept and slope of an acceptance model", constants.MAX_COEFFICIENT
-    # Files written before there were trees have two models.
-    if isinstance(lists, list) and 2 <= len(lists) <= len(Acceptance._fields):
-        made = Acceptance(*(_two_numbers(each, what, most) for each in lists))
-        if all(slope >= 0 for _, slope in made):
-            return made
-    raise ValueError(f"{str(lists)[:40]} is not a list of acceptance models")
-
-
-def _two_numbers(found: object, what: str, most: float) -> tuple[float, float]:
-    """Two numbers from JSON with absolute values below `most`. Raises ValueError."""
     if isinstance(found, list) and len(found) == 2:
-        first, second = found
-        if all(isinstance(each, (int, float)) and abs(each) < most for each in found):
-            return float(first), float(second)
+        intercept, slope = (_number(each, what, most) for each in found)
+        if slope >= 0:
+            return intercept, slope
+    raise ValueError(f"{str(found)[:40]} cannot be {what}")
+
+
+def _number(found: object, what: str, most: float) -> float:
+    """A number from JSON with an absolute value below `most`. Raises ValueError."""
+    if isinstance(found, (int, float)) and abs(found) < most:
+        return float(found)
     raise ValueError(f"{str(found)[:40]} cannot be {what}")

@@ -69,8 +69,8 @@ class Growth:
 
     def is_better_beside(self) -> bool:
         """Whether there is no room for the chain's next token: likelier branches fill it all."""
-        policy, rule = self._policy, self._policy.rule
-        n_room = rule.n_max - len(self._tokens)
+        policy = self._policy
+        n_room = policy.n_max - len(self._tokens)
         n_deep = n_room if policy.is_fixed else 1  # of a branch, by further draft steps
         if n_room <= 0 or len(self._tokens) * n_deep < n_room:
             return False
@@ -79,9 +79,9 @@ class Growth:
         firsts = firsts[: self._n_leaves_left]
         values = [first * policy.mean_acceptance**k for first in firsts for k in range(n_deep)]
         values.sort(reverse=True)
-        weight = 1 + rule.block_bonus * len(self._tokens)  # of the next token: see draft_length.h
-        rule.least = values[n_room - 1] / weight if len(values) >= n_room else 0.0
-        return rule.reached * policy.mean_acceptance < rule.least
+        weight = 1 + policy.block_bonus * len(self._tokens)  # of the next token: see draft_length.h
+        policy.least = values[n_room - 1] / weight if len(values) >= n_room else 0.0
+        return policy.reached * policy.mean_acceptance < policy.least
 
     def grow(
         self,
@@ -93,22 +93,22 @@ class Growth:
 
         `score(tokens)`: the draft model's logits.
         """
-        policy, rule = self._policy, self._policy.rule
+        policy = self._policy
         n_chain = len(self._tokens)
         leaf, reached = n_chain - 1, self._values[n_chain - 1]
-        self._held = range(rule.n_evaluated - 1)
+        self._held = range(policy.n_evaluated - 1)
         if self._rows.has_declined:
-            value = reached * rule.acceptance.probability(rule.gaps[-1])
+            value = reached * policy.acceptance.probability(policy.gaps[-1])
             self._candidates.append(_Candidate(_Kind.DECLINED, value, leaf, left=reached))
         else:
             self._add_next(leaf)
-        if not policy.rule.n_worth(self._most(), n_chain):
+        if not policy.n_worth(self._most(), n_chain):
             return
         self._open_chain()
         n_steps = n_read = 0
         while True:
             ranked = self._ranked()
-            if not policy.rule.n_worth([value for value, _ in ranked], len(self._tokens)):
+            if not policy.n_worth([value for value, _ in ranked], len(self._tokens)):
                 break
             best = ranked.pop(0)[1]
             self._candidates.remove(best)
@@ -172,7 +172,7 @@ class Growth:
         node, rows, uniform = len(self._tokens), self._rows, self._uniforms[len(self._tokens)]
         if best.kind is _Kind.DECLINED:
             self._declined = node
-            token = rows.draw_declined(self._policy.rule, uniform)
+            token = rows.draw_declined(self._policy, uniform)
         elif rows.append_without(best.after, self._tokens[best.after]):
             token = rows.pick(node, uniform)
         else:
@@ -190,13 +190,12 @@ class Growth:
     ) -> None:
         """Add a token drawn from `logits`, unless candidates of value `others` are better."""
         node, left = len(self._tokens), self._values[best.parent]
-        value = left * self._policy.rule.acceptance.probability(_native.gap_of(logits))
+        value = left * self._policy.acceptance.probability(_native.gap_of(logits))
         values = sorted([value, *others], reverse=True)
-        if values.index(value) >= self._policy.rule.n_worth(values, node):
+        if values.index(value) >= self._policy.n_worth(values, node):
             return
-        always = _native.LengthRule()
         try:
-            token = draw(self._rows, logits, sampling, context, always, self._uniforms[node])
+            token = draw(self._rows, logits, sampling, context, None, self._uniforms[node])
         except ConstraintError:
             return  # no token of the draft's vocabulary may follow; the target may have others
         self._add_drawn(token, best.parent, value, left)

@@ -200,7 +200,6 @@ class Generation:
         self._loop.close()
         n_prompt = max(self.n_prompt - self._room.n_dropped, 0)
         self._pair.texts.add_written(self._all_tokens, n_prompt)
-        self._policy.account.length.observe(len(self._tokens))
         if self._started_at:
             self._threads = threads_since(self._threads_before, self._pair.threads)
         self._pair.profile.keep(self._policy, self._temperature)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ggufspec.drafting import profile_store
+from ggufspec.drafting import cost_model, profile_store
 from ggufspec.drafting.constants import UNMEASURED_STEP
 from ggufspec.drafting.cost_model import CostModel, Start
 from ggufspec.llama import kernels
@@ -160,7 +160,7 @@ def _all_measured() -> Iterator[tuple[str, _Measured]]:
         if pair.get("machine") != here:
             continue
         try:
-            costs = CostModel.of_document(record.document["costs"]).resized(_FEW)
+            costs = cost_model.of_document(record.document["costs"]).resized(_FEW)
             assumed = record.document["assumed_seconds"]
             yield from _measured_of(pair["target"], assumed["target"], costs.plain, _slope(costs))
             if "draft" in assumed and costs.knows_draft and pair["draft"]["n_gpu_layers"]:

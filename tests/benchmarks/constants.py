@@ -56,7 +56,7 @@ def changed(name: str, factor: float) -> Iterator[None]:
     after = before * factor
     if isinstance(before, int):
         after = max(round(after), 1)
-    elif "KEEP" in name or name.startswith("MIN_DISCOUNT"):
+    elif name.startswith("MIN_DISCOUNT"):
         after = 1 - (1 - before) * factor
     setattr(constants, name, after)
     try:

@@ -17,7 +17,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec import _native
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Rows, Sampling, draw, to_probs
 from ggufspec.decoding.types import Draft
@@ -69,7 +68,7 @@ def measure(n_vocab: int, sampling: Sampling, n_draft: int, n_runs: int) -> list
         draft_rows.keep(0)
         start = perf_counter()
         for i in range(n_draft):
-            draw(draft_rows, drafts[i : i + 1], sampling, (), _native.LengthRule(), 0.0)
+            draw(draft_rows, drafts[i : i + 1], sampling, (), None, 0.0)
         tokens = [draft_rows.pick(i, rng.random()) for i in range(n_draft)]
         token_seconds = (perf_counter() - start) / n_draft
         draft, uniforms = Draft(tokens, draft_rows), rng.random(n_draft + 1).tolist()

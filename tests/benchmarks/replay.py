@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
+from zlib import crc32
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from tests.benchmarks.record import ACCEPTANCE_STEPS, GAP_STEPS
 
 RECORDED = Path(__file__).parent / "data" / "texts.npz"
 N_MOST = 16  # drafted tokens of a round
+LENGTHS = range(1, 9)  # fixed ones
 _NOISE = 0.04  # of measured seconds
 
 
@@ -106,6 +108,11 @@ def _text(fields: dict[str, np.ndarray]) -> Text:
     )
 
 
+def half(text: Text) -> int:
+    """The half of the texts that a text belongs to, by its prompt, at all temperatures."""
+    return crc32(text.prompt.tobytes()) % 2
+
+
 def joined(first: Text, second: Text, n: int) -> Text:
     """The first `n` tokens of one text, then the last `n` of another, with other token ids."""
     shift = max([*first.prompt, *first.tokens]) + 1
@@ -174,8 +181,8 @@ class _Writing:
             n_accepted = self._n_equal(predicted.tokens[:n_drafted])
         else:
             n_drafted, n_accepted, draft_seconds = self._draft(n_max)
-            expected = policy.rule.expected if policy.rule.n_evaluated else 0.0
-            n_read = policy.rule.n_evaluated
+            expected = policy.n_expected if policy.n_evaluated else 0.0
+            n_read = policy.n_evaluated
         n_tried = min(len(predicted.tokens), n_accepted + 1)
         if n_tried:
             n_right = min(self._n_equal(predicted.tokens), n_tried)
@@ -184,9 +191,7 @@ class _Writing:
         policy.observe_gaps(text.target_gaps[first : i + n_accepted + 1])
         if n_read:
             policy.observe_verdict(
-                n_accepted,
-                text.acceptances[i : i + n_read],
-                text.target_gaps[i : i + n_accepted + 1],
+                n_accepted, text.acceptances[i : i + min(n_read, n_accepted + 1)]
             )
             self.n_unread = 2 if n_accepted == n_drafted == n_read else 1
         else:
@@ -215,11 +220,10 @@ class _Writing:
         action = policy.start_round(n_max, self.n_unread)
         if action is not Action.DRAFT:
             return 0, 0, seconds
-        rule = policy.rule
-        while rule.should_evaluate() and rule.should_draw(text.draft_gaps[i + rule.n_drawn]):
+        while policy.should_evaluate() and policy.should_draw(text.draft_gaps[i + policy.n_drawn]):
             pass
-        seconds += self._draft_seconds(rule.n_evaluated)
-        return rule.n_drawn, _n_accepted(text, i, rule.n_drawn, self.rng), seconds
+        seconds += self._draft_seconds(policy.n_evaluated)
+        return policy.n_drawn, _n_accepted(text, i, policy.n_drawn, self.rng), seconds
 
     def _draft_seconds(self, n_steps: int) -> float:
         if not n_steps:
@@ -300,7 +304,7 @@ def contenders() -> dict[str, Contender]:
         "auto": Auto(),
         "no model": Auto(has_model=False),
         "n-gram 3": partial(ngram, 3),
-        **{f"model {n}": partial(fixed, n) for n in (1, 3, 7)},
+        **{f"model {n}": partial(fixed, n) for n in LENGTHS},
         "clairvoyant": clairvoyant,
     }
 
@@ -326,24 +330,35 @@ def speedups(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print speed-ups over plain decoding: medians by kind, and the least of longer texts."""
+    """Print speed-ups over plain decoding: medians by kind, and the least of longer texts.
+
+    Of the fixed lengths, it shows the one that is best on average.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.replay")
     parser.add_argument("texts", type=Path, nargs="*", default=[RECORDED])
+    parser.add_argument(
+        "--half", type=int, choices=(0, 1), help="0: texts to choose constants by, 1: the others"
+    )
     options = parser.parse_args(arguments)
     texts = [text for path in options.texts for text in load(path)]
+    if options.half is not None:
+        texts = [text for text in texts if half(text) == options.half]
     for name, costs in COSTS.items():
         for temperature in sorted({text.temperature for text in texts}):
             chosen = [text for text in texts if text.temperature == temperature]
             found = speedups(chosen, costs)
             sys.stdout.write(f"\n{name}, temperature {temperature}\n")
-            names = [each for each in found if each != "plain"]
+            means = {each: geometric_mean(found[each]) for each in found}
+            best = max((f"model {n}" for n in LENGTHS), key=means.__getitem__)
+            names = ["auto", "no model", "n-gram 3", best, "clairvoyant"]
             sys.stdout.write(f"{'kind':10} {'n':>3} " + " ".join(f"{n:>11}" for n in names) + "\n")
             for kind in sorted({text.kind for text in chosen}):
                 rows = [i for i, text in enumerate(chosen) if text.kind == kind]
                 shown = [median(found[each][i] for i in rows) for each in names]
                 sys.stdout.write(f"{kind:10} {len(rows):3} " + _cells(shown))
-            means = [geometric_mean(found[each]) for each in names]
-            sys.stdout.write(f"{'all':10} {len(chosen):3} " + _cells(means))
+            sys.stdout.write(f"{'all':10} {len(chosen):3} " + _cells([means[n] for n in names]))
+            share = (means["auto"] - 1) / (means["clairvoyant"] - 1)
+            sys.stdout.write(f"auto's share of the clairvoyant's gain: {share:.3f}\n")
             least = [
                 min(s for s, text in zip(found[each], chosen, strict=True) if len(text) >= 64)
                 for each in names

@@ -10,7 +10,7 @@ from cli.conftest import Command, check_interrupted
 
 import ggufspec
 from ggufspec.cli.render import echo_bars
-from ggufspec.drafting import profile_store
+from ggufspec.drafting import cost_model, profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.llama.attention import Attention
 from ggufspec.llama.devices import libraries
@@ -200,7 +200,7 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
         assert chosen["n_batch"] < 512, "halves are tried"
         document = profile_store.recall(profile_key(engine.pair.target, engine.pair.draft))
     assert (document["settings"], document["measured"]) == (chosen, "tune")
-    costs = CostModel.of_document(document["costs"]).resized(5)
+    costs = cost_model.of_document(document["costs"]).resized(5)
     assert costs.curve[0] > 0
     assert costs.step > 0
 
@@ -213,7 +213,7 @@ def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, dr
         known = profile_key(engine.pair.target, engine.pair.draft)
     costs = CostModel(17)
     costs.observe_target(1, 1.0)
-    learned = {"costs": costs.to_document(), "acceptance": {"0.8": [[0.5, 0.25]] * 3}}
+    learned = {"costs": cost_model.to_document(costs), "acceptance": {"0.8": [0.5, 0.25]}}
     profile_store.remember(known, {**learned, "measured": "run"})
     assert tune(*given).code == 0
     document = profile_store.recall(known)

@@ -11,7 +11,6 @@ import pytest
 import reference
 from decoding.test_sampling import OPTIONS, PLAIN
 
-from ggufspec import _native
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Rows, Sampling, draw, to_probs
 from ggufspec.decoding.types import Draft, Masks
@@ -95,10 +94,10 @@ def test_samplers_see_the_allowed_tokens_alone(options: dict[str, Any], n_allowe
         constrained = masked(options, allowed)
         found = to_probs(logits, constrained, text)
         copied = Rows(1, N_VOCAB)
-        draw(copied, logits, constrained, text, _native.LengthRule(), 0.0)
+        draw(copied, logits, constrained, text, None, 0.0)
         drawn = Rows(1, N_VOCAB)
         uniform = rng.random()
-        token = draw(drawn, logits, constrained, text, _native.LengthRule(), uniform)
+        token = draw(drawn, logits, constrained, text, None, uniform)
         for rows in (found, copied, drawn):
             np.testing.assert_allclose(np.asarray(rows)[0], expected, atol=2e-6)
             assert rows.of(0, int(expected.argmax())) == pytest.approx(expected.max(), abs=2e-6)
@@ -205,7 +204,7 @@ def test_a_row_that_allows_nothing_is_an_error_only_if_a_text_gets_there(
             to_probs(row, hopeless)
         appended = Rows(2, 40)
         with pytest.raises(DecodeError, match="the grammar or schema is too complex, or requires"):
-            draw(appended, row, hopeless, (), _native.LengthRule(), 0.5)
+            draw(appended, row, hopeless, (), None, 0.5)
         assert len(appended) == 0
 
 
@@ -233,9 +232,9 @@ def test_certain_rows_stand_beside_drawn_ones() -> None:
     rows = Rows(4, 6)
     logits = np.random.default_rng(0).normal(0, 1, (1, 6)).astype(np.float32)
     rows.append_certain(3)
-    draw(rows, logits, Sampling(temperature=1, **PLAIN), (), _native.LengthRule(), 0.0)
+    draw(rows, logits, Sampling(temperature=1, **PLAIN), (), None, 0.0)
     rows.append_certain(5)
-    token = draw(rows, logits, Sampling(temperature=0), (), _native.LengthRule(), 0.5)
+    token = draw(rows, logits, Sampling(temperature=0), (), None, 0.5)
     assert token == logits.argmax()
     probs = np.asarray(rows)
     assert probs[[0, 2, 3]].argmax(axis=1).tolist() == [3, 5, token]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import reference
 
-from ggufspec import _native
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Rows, Sampling, as_rows, draw, to_probs
 from ggufspec.errors import DecodeError, OptionError
@@ -77,7 +76,7 @@ def test_rows_that_are_appended_outlive_their_logits() -> None:
         for _ in range(3):
             logits = rng.normal(0, 3, (1, 50)).astype(np.float32)
             expected.append(np.asarray(to_probs(logits, sampling))[0])
-            draw(rows, logits, sampling, (), _native.LengthRule(), 0.0)
+            draw(rows, logits, sampling, (), None, 0.0)
             logits.fill(np.nan)
         np.testing.assert_array_equal(np.asarray(rows), expected)
 
@@ -199,7 +198,7 @@ FORMS = {
 
 def draw_kept(logits: np.ndarray, sampling: Sampling, n_most: int = 4) -> Rows:
     rows = Rows(n_most, logits.size)
-    draw(rows, logits[None], sampling, (), _native.LengthRule(), 0.5)
+    draw(rows, logits[None], sampling, (), None, 0.5)
     return rows
 
 
@@ -229,7 +228,7 @@ def test_a_row_without_a_token_is_renormalised_and_outlives_the_first(
         copies.append_from(rows, i)
     rows.keep(0)
     for _ in range(3):
-        draw(rows, logits[None, ::-1].copy(), FORMS[form], (), _native.LengthRule(), 0.5)
+        draw(rows, logits[None, ::-1].copy(), FORMS[form], (), None, 0.5)
     del rows
     np.testing.assert_array_equal(np.asarray(copies), before)
     with pytest.raises(ValueError, match="no room"):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import reference
 
-from ggufspec import _native
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Rows, Sampling, draw, to_probs
 from ggufspec.decoding.tree import depths
@@ -136,7 +135,7 @@ def test_all_forms_of_rows_are_judged_alike(name: str, draft_is: str, target_is:
                 assert rows.append_without(siblings[-1], tokens[siblings[-1]])
             else:
                 row = near[parent + 1 : parent + 2]
-                draw(rows, row, options[draft_is], (), _native.LengthRule(), 0.0)
+                draw(rows, row, options[draft_is], (), None, 0.0)
             tokens.append(rows.pick(i, rng.random()))
         uniforms = rng.random(len(parents) + 1).tolist()
         rule = verify.rule(name)

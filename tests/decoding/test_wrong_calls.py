@@ -15,6 +15,8 @@ import pytest
 from ggufspec import _native
 from ggufspec.decoding.sampling import to_probs
 from ggufspec.decoding.sampling_options import Sampling
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import LengthPolicy
 
 N_VOCAB = 200
 PRIORS = [(1, 0.5, 0.5, 0.5, 0.5)]
@@ -32,8 +34,8 @@ def filled(n_rows: int = 2) -> _native.Rows:
     return to_probs(logits(n_rows), Sampling(), array("i"), [1] * (n_rows - 1))
 
 
-def drawn_from(rows: _native.Rows, given: Any, rule: _native.LengthRule) -> int:
-    return rows.draw(given, Sampling().native, tokens(), None, rule, 0.5)
+def drawn_from(rows: _native.Rows, given: Any, policy: LengthPolicy) -> int:
+    return rows.draw(given, Sampling().native, tokens(), None, policy, 0.5)
 
 
 def ngrams(**given: Any) -> _native.Ngrams:
@@ -49,7 +51,7 @@ def product(n_weights: int, n_columns: int) -> object:
     )
 
 
-NATIVE, RULE = Sampling().native, _native.LengthRule()
+NATIVE, POLICY = Sampling().native, LengthPolicy()
 WRONG: dict[str, Callable[[], object]] = {
     "no rows": lambda: _native.gap_of(logits(0)),
     "rows of nothing": lambda: _native.Rows(1, 0),
@@ -75,10 +77,10 @@ WRONG: dict[str, Callable[[], object]] = {
     "a parent that is no node": lambda: filled(3).fill(
         logits(3), NATIVE, tokens(), [1, 2], [-1, 1], None
     ),
-    "to draw from no row": lambda: drawn_from(_native.Rows(2, N_VOCAB), logits(0), RULE),
-    "to draw from two rows": lambda: drawn_from(_native.Rows(2, N_VOCAB), logits(2), RULE),
-    "no row was declined": lambda: filled().draw_declined(RULE, 0.5),
-    "a rule that has seen no row": lambda: declined().draw_declined(_native.LengthRule(), 0.5),
+    "to draw from no row": lambda: drawn_from(_native.Rows(2, N_VOCAB), logits(0), POLICY),
+    "to draw from two rows": lambda: drawn_from(_native.Rows(2, N_VOCAB), logits(2), POLICY),
+    "no row was declined": lambda: filled().draw_declined(POLICY, 0.5),
+    "a policy that has seen no row": lambda: declined().draw_declined(LengthPolicy(), 0.5),
     "to decline no row": lambda: _native.Rows(1, N_VOCAB).decline(),
     "more weights than room": lambda: filled().append_weights(logits(1) + 1),
     "weights without weight": lambda: _native.Rows(1, N_VOCAB).append_weights(logits(1) * 0),
@@ -99,7 +101,9 @@ WRONG: dict[str, Callable[[], object]] = {
     "no priors": lambda: ngrams(priors=[]),
     "more observed than predicted": lambda: ngrams().observe(0, 1),
     "more accepted than tried": lambda: ngrams().observe(1, 0),
-    "no costs": lambda: RULE.update([], 1.0, [0.5]),
+    "no costs": lambda: _native.best_rule([], 1.0, [0.5]),
+    "a pass over no token": lambda: CostModel(0),
+    "a round with nothing to read": lambda: LengthPolicy().start_round(1, 0),
     "weights that are no rows": lambda: product(17, 32),
     "columns that are no blocks": lambda: product(18, 31),
     "no columns": lambda: product(18, 0),
@@ -125,19 +129,6 @@ def test_a_wrong_call_raises(name: str) -> None:
         pytest.skip("this processor has no kernels")
     with pytest.raises((ValueError, TypeError)):
         WRONG[name]()
-
-
-def test_costs_that_become_fewer_within_a_round_end_it() -> None:
-    rule = _native.LengthRule()
-    rule.update([1.0] * 9, 0.0, [0.9])
-    rule.start(8)
-    for _ in range(6):
-        assert rule.should_draw(8.0)
-    rule.update([1.0] * 3, 0.0, [0.9])
-    assert not rule.should_evaluate()
-    assert rule.n_reachable == 6
-    assert rule.take([0.9] * 4) == 0
-    rule.foresee([8.0, 8.0])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])

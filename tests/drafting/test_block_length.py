@@ -12,9 +12,8 @@ from fakes import drafter_of, known_costs
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import STOP_REASONS, Action, LengthPolicy
+from ggufspec.drafting.draft_length import Action, LengthPolicy
 from ggufspec.drafting.pair_profile import StoredProfile
 
 SURE, LIKELY, UNLIKELY = 6.0, 1.5, 0.0  # gaps that INTERCEPT and SLOPE make 0.99, 0.78, 0.32
@@ -22,24 +21,24 @@ INTERCEPT, SLOPE = -0.75, 1.35
 STAIRS = [3.6, 5.8, 8.3, 5.5, 8.0, 10.4, 10.2, 10.0, 11.2]  # three cost more than four
 
 
-def rule_of(curve: Sequence[float] = STAIRS, rate: float = 0.5, bonus: float = 0.0) -> _Rule:
-    """At that rate, or at that of plain decoding."""
-    rule = _native.LengthRule(_native.AcceptanceModel(INTERCEPT, SLOPE, 12.0), bonus)
-    rule.update(list(curve), 1e-9, [1e-6], rate, len(curve) - 1)
-    rule.start(len(curve) - 1)
-    return rule
+def policy_at(
+    curve: Sequence[float] = STAIRS, rate: float = 0.5, bonus: float = 0.0, n_max: int = 30
+) -> LengthPolicy:
+    """In a round of which the next token is not expected to be accepted, at that rate."""
+    costs = known_costs(curve, 1e-9, len(curve) - 1, plain=1 / rate)
+    policy = LengthPolicy(costs, (INTERCEPT, SLOPE), block_bonus=bonus)
+    policy.observe_gaps([-20.0] * 16)
+    policy.start_round(n_max, 1)
+    return policy
 
 
-_Rule = _native.LengthRule
-
-
-def n_drawn(rule: _Rule, gaps: Sequence[float]) -> int:
+def n_drawn(policy: LengthPolicy, gaps: Sequence[float]) -> int:
     """It looks ahead before each token, as ModelDrafter does once there is a block."""
-    while rule.n_drawn < len(gaps):
-        rule.foresee(gaps[rule.n_drawn :])
-        if not (rule.should_evaluate() and rule.should_draw(gaps[rule.n_drawn])):
+    while policy.n_drawn < len(gaps):
+        policy.foresee(gaps[policy.n_drawn :])
+        if not (policy.should_evaluate() and policy.should_draw(gaps[policy.n_drawn])):
             break
-    return rule.n_drawn
+    return policy.n_drawn
 
 
 def chances(gaps: Sequence[float]) -> list[float]:
@@ -59,78 +58,76 @@ def test_it_takes_the_prefix_that_gains_most(seed: int) -> None:
     curve[1:] *= rng.uniform(0.6, 1.0, n_most)
     bonus = float(rng.choice([0.0, 0.07]))
     rate = float(rng.uniform(1.0, 2.5))
-    rule = rule_of(curve.tolist(), rate, bonus)
-    n_limit = int(rng.integers(1, n_most + 1))
-    rule.start(n_limit)
+    policy = policy_at(curve.tolist(), rate, bonus, n_max=int(rng.integers(1, n_most + 1)))
     gaps = rng.exponential(2.0, int(rng.integers(1, n_most + 1))).tolist()
-    reached = np.cumprod(chances(gaps))[:n_limit]
+    reached = np.cumprod(chances(gaps))[: policy.n_max]
     expected = np.cumsum(reached * (1 + bonus * np.arange(len(reached))))
-    gains = [0.0, *(expected - rule.rate * (curve[1 : len(reached) + 1] - curve[0]))]
-    assert n_drawn(rule, gaps) == int(np.argmax(gains))
+    gains = [0.0, *(expected - policy.rate * (curve[1 : len(reached) + 1] - curve[0]))]
+    assert n_drawn(policy, gaps) == int(np.argmax(gains))
 
 
 def test_it_looks_over_an_expensive_size_to_a_cheap_one_behind_it() -> None:
-    assert n_drawn(rule_of(), [SURE, SURE, SURE]) == 3
-    assert n_drawn(rule_of(), [LIKELY, LIKELY, LIKELY]) == 3
-    assert n_drawn(rule_of(), [SURE, LIKELY]) == 0, "the cheap one is out of reach"
-    assert n_drawn(rule_of(), [SURE, UNLIKELY, SURE]) == 3
-    assert n_drawn(rule_of(), [UNLIKELY, LIKELY, LIKELY]) == 0
+    assert n_drawn(policy_at(), [SURE, SURE, SURE]) == 3
+    assert n_drawn(policy_at(), [LIKELY, LIKELY, LIKELY]) == 3
+    assert n_drawn(policy_at(), [SURE, LIKELY]) == 0, "the cheap one is out of reach"
+    assert n_drawn(policy_at(), [SURE, UNLIKELY, SURE]) == 3
+    assert n_drawn(policy_at(), [UNLIKELY, LIKELY, LIKELY]) == 0
 
 
 def test_other_drawn_tokens_than_the_likeliest_change_what_is_foreseen() -> None:
     """Of DFlash2: the first look wants three tokens, the second, behind the first, no more."""
-    rule = rule_of([1.0 + 0.4 * n for n in range(9)])
-    rule.foresee([SURE, SURE, SURE])
-    assert rule.should_draw(SURE)
-    rule.foresee([UNLIKELY, UNLIKELY])
-    assert rule.should_evaluate()
-    assert not rule.should_draw(UNLIKELY)
-    assert rule.n_drawn == 1
+    policy = policy_at([1.0 + 0.4 * n for n in range(9)])
+    policy.foresee([SURE, SURE, SURE])
+    assert policy.should_draw(SURE)
+    policy.foresee([UNLIKELY, UNLIKELY])
+    assert policy.should_evaluate()
+    assert not policy.should_draw(UNLIKELY)
+    assert policy.n_drawn == 1
 
 
 def test_it_draws_no_more_than_the_round_and_the_costs_allow() -> None:
     for n_max in (1, 2, 8, 30):
-        rule = rule_of([1.0 + 0.01 * n for n in range(9)])
-        rule.start(n_max)
-        assert n_drawn(rule, [SURE] * 30) == min(n_max, 8)
-        assert not rule.should_evaluate()
-        assert STOP_REASONS[rule.stop] == "the maximum draft length is reached"
+        policy = policy_at([1.0 + 0.01 * n for n in range(9)], n_max=n_max)
+        assert n_drawn(policy, [SURE] * 30) == min(n_max, 8)
+        assert not policy.should_evaluate()
+        assert policy.why == "the maximum draft length is reached"
 
 
 def test_no_token_is_drawn_that_is_worth_more_elsewhere() -> None:
     """`least`: beside the chain, in a tree."""
     for least, n in ((0.0, 4), (0.5, 2), (0.9, 1)):
-        rule = rule_of([1.0 + 0.01 * n for n in range(9)])
-        rule.least = least
-        assert n_drawn(rule, [SURE, LIKELY, LIKELY, LIKELY]) == n + (least == 0.5)
+        policy = policy_at([1.0 + 0.01 * n for n in range(9)])
+        policy.least = least
+        assert n_drawn(policy, [SURE, LIKELY, LIKELY, LIKELY]) == n + (least == 0.5)
 
 
 def test_what_is_declined_was_evaluated_and_the_reason_is_that_it_is_uncertain() -> None:
-    rule = rule_of()
-    assert n_drawn(rule, [UNLIKELY] * 5) == 0
-    assert STOP_REASONS[rule.stop] == "the draft model is uncertain about the next token"
-    assert (rule.n_evaluated, rule.gaps, rule.expected) == (1, [UNLIKELY], 0.0)
+    policy = policy_at()
+    assert n_drawn(policy, [UNLIKELY] * 5) == 0
+    assert policy.why == "the draft model is uncertain about the next token"
+    assert (policy.n_evaluated, policy.gaps, policy.expected) == (1, [UNLIKELY], 0.0)
 
 
 def test_the_next_round_starts_without_what_was_foreseen() -> None:
     """As a draft that is no block's: by thresholds."""
-    rule = rule_of([1.0 + 0.01 * n for n in range(9)], rate=1.0)
-    rule.foresee([UNLIKELY] * 8)
-    rule.foresee([])
-    assert not rule.should_draw(SURE)
-    rule.start(8)
-    rule.update([1.0 + 0.01 * n for n in range(9)], 0.001, [0.9])
-    assert rule.should_draw(SURE)
-    assert rule.n_drawn == 1
+    policy = policy_at([1.0 + 0.01 * n for n in range(9)], rate=1.0)
+    policy.foresee([UNLIKELY] * 8)
+    policy.foresee([])
+    assert not policy.should_draw(SURE)
+    policy.observe_gaps([SURE] * 16)
+    policy.observe_round(Round([1], 0, 0, 0.0, 0.0, 0.0))
+    policy.start_round(8, 1)
+    assert policy.should_draw(SURE)
+    assert policy.n_drawn == 1
 
 
 def test_forced_tokens_in_front_count_as_drawn() -> None:
-    rule = rule_of()
-    assert rule.take([0.97] * 3) == 3, "up to the cheap size"
-    assert n_drawn(rule, [0.0] * 3 + [LIKELY]) == 3
-    rule.start(8)
-    rule.take([0.97] * 3)
-    assert n_drawn(rule, [0.0] * 3 + [SURE] * 5) > 3
+    policy = policy_at()
+    assert policy.take([0.97] * 3) == 3, "up to the cheap size"
+    assert n_drawn(policy, [0.0] * 3 + [LIKELY]) == 3
+    policy.start_round(8, 1)
+    policy.take([0.97] * 3)
+    assert n_drawn(policy, [0.0] * 3 + [SURE] * 5) > 3
 
 
 # The price of a block
@@ -139,38 +136,35 @@ def test_forced_tokens_in_front_count_as_drawn() -> None:
 FLAT = [1.0 + 0.02 * n for n in range(9)]
 
 
+def priced(curve: Sequence[float], step: float, n_per_step: int, intercept: float) -> LengthPolicy:
+    return LengthPolicy(known_costs(curve, step, n_per_step), (intercept, 0.0))
+
+
 def test_a_block_is_drafted_that_tokens_at_that_price_each_would_not_be() -> None:
-    chance = [0.8] * 8
-    tokens, blocks = _native.LengthRule(), _native.LengthRule()
-    tokens.update(FLAT, 0.9, chance)
-    blocks.update(FLAT, 0.9, chance, 0.0, 8)
-    assert not tokens.drafts
-    assert blocks.drafts
-    assert blocks.rate > tokens.rate
+    tokens, blocks = (priced(FLAT, 0.9, n_per_step, 1.4) for n_per_step in (1, 8))
     assert blocks.n_reachable == 0  # no round yet
-    blocks.start(8)
+    assert tokens.start_round(8, 1) is Action.SKIP
+    assert blocks.start_round(8, 1) is Action.DRAFT
+    assert blocks.rate > tokens.rate
     assert blocks.n_reachable == 8
-    for n_per_step in (1, 2, 4, 8):
-        halves = _native.LengthRule()
-        halves.update(FLAT, 0.9, chance, 0.0, n_per_step)
-        assert halves.drafts == (n_per_step > 1)
+    for n_per_step in (2, 4):
+        assert priced(FLAT, 0.9, n_per_step, 1.4).start_round(8, 1) is Action.DRAFT
 
 
 def test_no_tokens_are_expected_behind_the_block() -> None:
     """A head has no states of drafted tokens, so that it cannot go on behind them."""
     curve = [1.0 + 0.02 * n for n in range(17)]
-    whole, limited = _native.LengthRule(), _native.LengthRule()
-    whole.update(curve, 0.1, [0.97] * 8, 0.0, 7)
-    limited.update(curve[:8], 0.1, [0.97] * 8, 0.0, 7)
+    whole, limited = (priced(seconds, 0.1, 7, 3.5) for seconds in (curve, curve[:8]))
+    for policy in (whole, limited):
+        assert policy.start_round(16, 1) is Action.DRAFT
     assert whole.rate == limited.rate
-    whole.start(16)
     assert whole.n_reachable == 7
-    assert whole.prefix_length([0.99] * 16)[0] == 16, "n-grams may draft more"
+    assert whole.prefix_length([0.99] * 16).n_draft == 16, "n-grams may draft more"
 
 
 def test_a_block_of_no_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="n_per_step above 0"):
-        _native.LengthRule().update(FLAT, 0.1, [0.5], 0.0, 0)
+    with pytest.raises(ValueError, match="numbers above 0"):
+        CostModel(9, n_per_step=0)
 
 
 # Costs
@@ -219,13 +213,13 @@ def test_a_profile_keeps_the_size_of_blocks(repeats: bool) -> None:
 
 
 def policy_of(costs: CostModel, intercept: float = INTERCEPT, slope: float = SLOPE) -> LengthPolicy:
-    return LengthPolicy(costs, Acceptance((intercept, slope), (intercept, slope)))
+    return LengthPolicy(costs, (intercept, slope))
 
 
 def played(policy: LengthPolicy, gaps: Sequence[float], n_max: int = 8) -> tuple[Action, int]:
     """A round without a session."""
     action = policy.start_round(n_max, 1)
-    return action, n_drawn(policy.rule, gaps) if action is Action.DRAFT else 0
+    return action, n_drawn(policy, gaps) if action is Action.DRAFT else 0
 
 
 def test_the_first_draft_with_unknown_costs_is_a_block_not_a_token() -> None:
@@ -244,13 +238,13 @@ def test_the_seconds_of_a_block_are_those_of_a_step() -> None:
     for gaps in ([SURE] * 4, [SURE, SURE], [SURE] * 3):
         for _ in range(60):
             _, n = played(policy, gaps)
-            policy.observe_verdict(n, [1.0] * n, [SURE] * n)
+            policy.observe_verdict(n, [1.0] * n)
             policy.observe_round(Round([1] * (n + 1), n, n, 0.3, 1.0 + 0.02 * n, 0.0))
         assert costs.step == pytest.approx(0.3, rel=0.02)
     for _ in range(60):
         _, n = played(policy, [SURE] * 8)
-        assert policy.rule.n_evaluated == n == 8
-        policy.observe_verdict(n, [1.0] * n, [SURE] * n)
+        assert policy.n_evaluated == n == 8
+        policy.observe_verdict(n, [1.0] * n)
         policy.observe_round(Round([1] * (n + 1), n, n, 0.8, 1.0 + 0.02 * n, 0.0))
     assert costs.step == pytest.approx(0.4, rel=0.02)
 
@@ -259,13 +253,13 @@ def test_a_rejected_block_is_charged_once() -> None:
     costs = costs_of(step=0.5, n_per_step=8)
     costs.is_frozen = True
     policy = policy_of(costs, 4.0, 0.0)
-    before = policy.account.balances[1]
+    before = policy.costs.balance
     _, n = played(policy, [SURE] * 8)
     assert n == 8
-    policy.observe_verdict(0, [0.0], [SURE])
+    policy.observe_verdict(0, [0.0])
     policy.observe_round(Round([1], n, 0, 0.5, 1.16, 0.0))
-    lost = before - policy.account.balances[1]
-    assert lost == pytest.approx(0.5 + 0.16, abs=0.02)
+    lost = before - policy.costs.balance
+    assert lost == pytest.approx(0.5 + 0.16, abs=0.03)
 
 
 def test_branches_in_a_block_cost_no_step() -> None:
@@ -274,12 +268,12 @@ def test_branches_in_a_block_cost_no_step() -> None:
     policy = policy_of(costs, 4.0, 0.0)
     assert played(policy, [SURE] * 8) == (Action.DRAFT, 8)
     assert policy.step_price(3.0) == 0
-    before = policy.account.balances[1]
+    before = policy.costs.balance
     policy.observe_growth(0.5, 2, 3)
-    policy.observe_verdict(0, [0.0], [SURE])
+    policy.observe_verdict(0, [0.0])
     policy.observe_round(Round([1], 8, 0, 0.5, 1.16, 0.0))
     assert costs.step == 0.5
-    assert before - policy.account.balances[1] == pytest.approx(0.66, abs=0.02)
+    assert before - policy.costs.balance == pytest.approx(0.66, abs=0.03)
     tokens = policy_of(costs_of(step=0.1), 4.0, 0.0)
     tokens.start_round(8, 1)
     assert tokens.step_price(3.0) > 0

@@ -12,14 +12,13 @@ from fakes import FakeSession, drafter_of, hashed_logits, known_costs, of_last_t
 
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
-from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel, Start
-from ggufspec.drafting.draft_length import Action, LengthPolicy
+from ggufspec.drafting.draft_length import Action, Coefficients, LengthPolicy
 
 N_VOCAB = 60
 N_MOST = 16
 N_TOKENS = 1500  # of a text that is drawn: with fewer, luck decides
-PRIOR = Acceptance((0.4, 2.0), (0.4, 2.0))
+PRIOR = (0.4, 2.0)
 CURVES = {  # seconds of a pass over 1, 2 ... tokens
     # Kernels of four rows.
     "stairs": [3.6, 5.8, 8.3, 5.5, 8, 10.4, 10.2, 10, 11.2, *(12.4 + 0.75 * n for n in range(8))],
@@ -47,12 +46,8 @@ def random_logits(seed: int) -> Callable[..., np.ndarray]:
     return hashed_logits(N_VOCAB, seed, 6.0)
 
 
-def both(intercept: float, slope: float) -> Acceptance:
-    return Acceptance((intercept, slope), (intercept, slope))
-
-
 def chosen(
-    curve: Sequence[float], step: float, prior: Acceptance = PRIOR, block_bonus: float = 0.0
+    curve: Sequence[float], step: float, prior: Coefficients = PRIOR, block_bonus: float = 0.0
 ) -> LengthPolicy:
     costs = known_costs(curve, step, n_most=N_MOST + 1)
     return LengthPolicy(costs, prior, block_bonus=block_bonus)
@@ -91,7 +86,7 @@ def seconds_of(
 
     def observe(round_: Round) -> None:
         nonlocal seconds
-        seconds += curve[round_.n_drafted] + step * policy.rule.n_evaluated
+        seconds += curve[round_.n_drafted] + step * policy.n_evaluated
         policy.observe_round(round_)
 
     rounds_of(policy=policy, observe=observe, **options)  # type: ignore[arg-type]
@@ -149,7 +144,7 @@ def test_a_draft_that_is_too_slow_gets_advice() -> None:
 
 
 def test_advice_without_any_draft_tells_what_is_expected() -> None:
-    policy = chosen([1.0, 1.9, 2.8, 3.7], 0.05, prior=both(0.0, 0.0))
+    policy = chosen([1.0, 1.9, 2.8, 3.7], 0.05, prior=(0.0, 0.0))
     for _ in range(100):
         assert policy.start_round(3, 1) is Action.SKIP
         policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
@@ -191,22 +186,21 @@ def test_the_expected_number_is_accepted_on_average() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_distributions_that_were_not_drawn_from_are_learned_from(temperature: float) -> None:
     """A draft whose tokens were thought hopeless: it is evaluated, and nothing is drawn."""
-    prior = Acceptance(by_draft=(-3.0, 0.0), by_target=(3.0, 0.0))
     curve = [1.0, 1.3, *(1.3 + 0.3 * n for n in range(1, N_MOST))]
-    policy = chosen(curve, 1e-6, prior=prior)
+    policy = chosen(curve, 1e-6, prior=(-3.0, 1.0))
     rounds = rounds_of(
         near(0.0), policy, temperature=temperature, n_tokens=60, observe=policy.observe_round
     )
     assert rounds[0].n_drafted == 0
     assert rounds[0].why == "the draft model is uncertain about the next token"
-    assert policy.rule.acceptance.probability(1.0) > 0.8
+    assert policy.acceptance.probability(1.0) > 0.8
     assert rounds[-2].n_drafted > 0
 
 
 @pytest.mark.parametrize("gap", [0.1, 8.0], ids=["prose", "code"])
 def test_the_targets_own_gaps_decide_without_a_draft_step(gap: float) -> None:
     """The text changes from one kind to the other; the draft model is asked for nothing."""
-    policy = chosen([1.0, 1.5, 2.0, 2.5], 0.3, prior=both(-0.5, 1.0))
+    policy = chosen([1.0, 1.5, 2.0, 2.5], 0.3, prior=(-0.5, 1.0))
     other = 8.1 - gap
     for after, n_tokens in ((other, 40), (gap, 16)):
         policy.observe_gaps([after] * n_tokens)
@@ -223,7 +217,7 @@ def test_prompts_are_read_ahead_where_texts_share_passes_only_if_it_pays(
     for n in range(1, 17):
         costs.observe_target(n, 1.0 + each_further * (n - 1))
     costs.observe_draft(1, 0.05)
-    policy = LengthPolicy(costs, both(3.0, 0.1))
+    policy = LengthPolicy(costs, (3.0, 0.1))
     assert policy.begin_text(2, 100)
     policy.set_n_sharers(4)
     assert policy.begin_text(2, 100) == pays
@@ -232,40 +226,35 @@ def test_prompts_are_read_ahead_where_texts_share_passes_only_if_it_pays(
 
 def reading() -> LengthPolicy:
     """Drafts save 0.8 s a token; the draft model takes 0.1 s for each token of a prompt."""
-    policy = chosen([1.0] * 4, 0.1, prior=both(3.0, 0.0))
+    policy = chosen([1.0] * 4, 0.1, prior=(3.0, 0.0))
     policy.costs.is_frozen = False
     policy.costs.observe_draft(1, 0.1 + 100 * 0.1, n_further=100)
     return policy
 
 
-def test_a_prompt_is_read_ahead_if_that_pays_for_the_text_that_is_expected() -> None:
+def test_a_prompt_is_read_ahead_if_that_pays_for_the_text_that_is_usual() -> None:
     policy = reading()
     assert policy.begin_text(1000, 2000)
     assert not policy.begin_text(1000, 50), "so short a text saves less"
     assert not policy.begin_text(10_000, 2000)
-    for _ in range(20):
-        policy.account.length.observe(10)
-    assert not policy.begin_text(1000, 2000), "the texts before were short"
     assert LengthPolicy().begin_text(10**6, 1), "a fixed length does not weigh costs"
 
 
 def test_a_prompt_that_was_not_read_is_read_once_the_text_is_long() -> None:
     policy = reading()
-    policy.account.length.observe(10)
-    policy.account.length.observe(10)
     n_prompt = 3000
     assert not policy.begin_text(n_prompt, 5000)
-    n_written, balance = 0, policy.account.balances[1]
+    n_written, balance = 0, policy.costs.balance
     while policy.start_round(3, n_prompt + 1 + n_written) is not Action.DRAFT:
         assert "reading the text" in policy.why
         policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
         n_written += 1
     assert n_written == pytest.approx(0.1 * n_prompt / 0.8, rel=0.15)
     assert policy.advice() is None, "that its prompt is long says nothing of the pair"
-    assert policy.rule.should_evaluate()
-    policy.rule.should_draw(5.0)
+    assert policy.should_evaluate()
+    policy.should_draw(5.0)
     policy.observe_round(Round([1], 1, 0, 0.1 * n_prompt, 1.0, 0.0))
-    assert policy.account.balances[1] > balance - 2, "the account does not pay for the prompt"
+    assert policy.costs.balance > balance - 2, "the balance does not pay for the prompt"
     policy.start_round(3, 2)
     assert policy.n_prompt_unread == 0
 
@@ -291,7 +280,7 @@ def test_a_device_that_compiles_at_first_drafts_at_once_where_that_pays(
         return 0.3
 
     def observe(round_: Round) -> None:
-        size, n_steps = f"pass {round_.n_drafted}", policy.rule.n_evaluated
+        size, n_steps = f"pass {round_.n_drafted}", policy.n_evaluated
         target = curve[round_.n_drafted] + (0.0 if size in seen else compiled(size))
         draft = n_steps * step
         if n_steps:
@@ -310,7 +299,7 @@ def shared_lengths(policy: LengthPolicy, n_sharers: int) -> list[int]:
     return [round_.n_drafted for round_ in rounds_of(near(0.0), policy, n_tokens=200)][4:-1]
 
 
-MEASURED = both(1.0, 0.5)
+MEASURED = (1.0, 0.5)
 
 
 def flat_up_to_16() -> CostModel:
@@ -346,7 +335,7 @@ def test_a_shared_pass_does_not_update_the_cost_of_a_single_text() -> None:
 
 def test_a_round_with_a_prefix_forgets_why_the_round_before_skipped_drafting() -> None:
     curve = [1.0 + 0.05 * n for n in range(N_MOST + 1)]
-    hopeless = both(-20.0, 0.0)
+    hopeless = (-20.0, 0.0)
     policy = chosen(curve, 0.04, prior=hopeless)
     assert policy.start_round(N_MOST, 1) is Action.SKIP
     assert policy.why == "drafting would not be faster"
@@ -367,11 +356,11 @@ def test_a_draft_behind_forced_text_beats_the_model_where_it_would_do_so_alone(
     assert not fixed.prefix_length([], forced).beats_model
     assert fixed.prefix_length([], forced).n_draft == len(forced)
     for _ in range(20):
-        fixed.observe_verdict(2, [], [])  # the draft model brings two tokens a round
+        fixed.observe_verdict(2, [])  # the draft model brings two tokens a round
     assert fixed.prefix_length([0.9] * 4, forced).beats_model
     assert not fixed.prefix_length([0.9] * 2, forced).beats_model
     curve = [1.0 + 0.02 * n for n in range(N_MOST + 1)]
-    policy = chosen(curve, 0.1, prior=both(2.0, 0.0))
+    policy = chosen(curve, 0.1, prior=(2.0, 0.0))
     assert policy.prefix_length([0.95] * 10, forced).beats_model
     assert not policy.prefix_length([0.6] * 3, forced).beats_model
     assert policy.prefix_length([0.6] * 3, forced).n_draft > len(forced)

@@ -19,14 +19,10 @@ import pytest
 from enumerated import Choices, Distribution, distance, judged
 from fakes import FakeSession, known_costs, speculated
 
-from ggufspec import _native
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict, Verify
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import (
-    Acceptance,
-    LengthPolicy,
-)
+from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.structured import grammar
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
@@ -254,16 +250,12 @@ def stage_of(materials: drafters.Materials, rule: Verify) -> drafters.Stage:
 
 def by_gaps() -> LengthPolicy:
     """Goes on only where the draft model is sure enough, and has been so far."""
-    policy = LengthPolicy()
-    policy.rule = _native.LengthRule(_native.AcceptanceModel(0.8, 1.0))
-    policy.rule.update([1.0, 1.2, 1.5, 1.9], 0.01, [0.73, 0.79, 0.86, 0.94])
-    return policy
+    return LengthPolicy(known_costs([1.0, 1.2, 1.5, 1.9], 0.01), (0.8, 1.0))
 
 
 def by_costs() -> LengthPolicy:
     """Learns from verdicts, at known costs."""
-    prior = Acceptance((0.4, 1.0), (0.4, 1.0))
-    return LengthPolicy(known_costs([1.0, 1.1, 1.3, 1.5], 0.02), prior, block_bonus=0.05)
+    return LengthPolicy(known_costs([1.0, 1.1, 1.3, 1.5], 0.02), (0.4, 1.0), block_bonus=0.05)
 
 
 @pytest.mark.parametrize(

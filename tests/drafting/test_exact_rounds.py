@@ -21,8 +21,7 @@ from fakes import FakeSession, drafter_of, hashed_logits, known_costs
 
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Draft, Drafter, Probs, Uniforms
-from ggufspec.drafting.acceptance import Acceptance
-from ggufspec.drafting.draft_length import LengthPolicy
+from ggufspec.drafting.draft_length import Coefficients, LengthPolicy
 
 N_VOCAB = 3
 N_ROWS = 3  # of a block
@@ -81,7 +80,7 @@ def target_distribution(prompt: Sequence[int], n_tokens: int) -> Distribution:
 
 # Policies
 
-PRIOR = Acceptance((-1.5, 4.0), (2.0, 0.5), (0.4, 0.3))
+PRIOR, SECOND = (-1.5, 4.0), (0.4, 0.3)
 
 
 def auto(
@@ -90,13 +89,13 @@ def auto(
     *,
     step: float = 0.2,
     n_per_step: int = N_ROWS,
-    prior: Acceptance = PRIOR,
+    prior: Coefficients = PRIOR,
 ) -> LengthPolicy:
-    return LengthPolicy(known_costs(curve, step, n_per_step), prior, block_bonus=bonus)
+    return LengthPolicy(known_costs(curve, step, n_per_step), prior, SECOND, block_bonus=bonus)
 
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {
-    "fixed": lambda: LengthPolicy(prior=PRIOR),
+    "fixed": lambda: LengthPolicy(None, PRIOR, SECOND),
     "flat": lambda: auto([1, 1.01, 1.02, 1.03, 1.04]),
     "rising": lambda: auto([1, 1.3, 1.6, 1.9, 2.2], bonus=0.05),
     "stairs": lambda: auto([1, 1.6, 1.7, 1.75, 2.6]),  # two tokens or none
@@ -234,9 +233,9 @@ def test_so_it_has_at_the_end_of_a_block_and_beside_n_grams(options: dict[str, A
 
 # A draft model with probable branches
 
-MODEL_PRIOR = Acceptance((0.4, 0.3), (0.4, 0.3), (0.4, 0.3))
+MODEL_PRIOR = (0.4, 0.3)
 MODEL_POLICIES: dict[str, Callable[[], LengthPolicy]] = {
-    "fixed": lambda: LengthPolicy(prior=MODEL_PRIOR),
+    "fixed": lambda: LengthPolicy(None, MODEL_PRIOR, SECOND),
     "flat": lambda: auto([1, 1.01, 1.02, 1.03, 1.04], step=0.05, n_per_step=1, prior=MODEL_PRIOR),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,7 @@ from fakes import FakeSession, drafter_of, known_costs, speculated
 
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Draft, Round, Verdict
-from ggufspec.drafting.draft_length import (
-    Acceptance,
-    LengthPolicy,
-)
+from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.structured import grammar
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
@@ -70,7 +67,7 @@ def rounds_of(
 
 
 def costing(seconds: Sequence[float]) -> LengthPolicy:
-    return LengthPolicy(known_costs(seconds, 0.05), Acceptance((0.4, 2.0), (0.4, 2.0)))
+    return LengthPolicy(known_costs(seconds, 0.05), (0.4, 2.0))
 
 
 @pytest.mark.parametrize("drafter", ["forced", "ngram", "model", "auto"])
@@ -99,15 +96,14 @@ def test_the_policy_learns_of_drawn_tokens_alone(right: bool) -> None:
     verdicts: list[tuple[int, list[float]]] = []
 
     class Recording(LengthPolicy):
-        def observe_verdict(
-            self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
-        ) -> None:
+        def observe_verdict(self, n_accepted: int, acceptances: Sequence[float]) -> None:
             verdicts.append((n_accepted, list(acceptances)))
 
     draft = preferring(AB, C, A, B) if right else preferring(AB, D, A, B)
     target = preferring(AB, C, A, B)
-    rounds_of("ab(c|d)abab(c|d)ab", "model", target, draft=draft, policy=Recording())
-    assert verdicts[0] == ((2, [1.0, 1.0]) if right else (0, [0.0, 0.0]))
+    policy = Recording(prior=(0.0, 0.0))
+    rounds_of("ab(c|d)abab(c|d)ab", "model", target, draft=draft, policy=policy)
+    assert verdicts[0] == ((2, [1.0, 1.0]) if right else (0, [0.0]))
 
 
 @pytest.mark.parametrize("n_draft", [1, 4])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
+from fakes import known_costs
 
 from ggufspec import _native
+from ggufspec.drafting.draft_length import LengthPolicy
 
 COEFFICIENTS = (0.4, 2.0)
 
@@ -57,44 +59,44 @@ def test_no_gap_is_too_large(gap: float) -> None:
 
 def test_what_is_there_already_is_taken_as_far_as_it_pays() -> None:
     """A draft of n-grams, or forced text."""
-    rule = _native.LengthRule()
-    rule.start(2)
-    assert rule.take([0.9, 0.1]) == rule.prefix_length([0.9, 0.1])[0] == 2  # all, without costs
-    assert not rule.take([])
-    rule.update([1.0, 1.2, 1.4, 3.0, 3.1], 1.0, [0.5], 0.0)
+    fixed = LengthPolicy()
+    fixed.start_round(2, 1)
+    assert fixed.take([0.9, 0.1]) == fixed.prefix_length([0.9, 0.1]).n_draft == 2  # all
+    assert not fixed.take([])
+    policy = LengthPolicy(known_costs([1.0, 1.2, 1.4, 3.0, 3.1], 1.0), (0.0, 0.0))
     for probabilities, n in (([0.9] * 3, 2), ([0.9, 0.1, 0.9], 1), ([0.1], 0), ([], 0)):
-        rule.start(4)
-        assert rule.prefix_length(probabilities)[0] == n
-        assert rule.take(probabilities) == n == rule.n_taken == rule.n_drawn
-        assert rule.expected == pytest.approx(sum(np.cumprod(probabilities[:n])))
-        assert not rule.n_evaluated
+        assert policy.prefix_length(probabilities).n_draft == n
+        policy.start_round(4, 1)
+        assert policy.take(probabilities) == n == policy.n_taken == policy.n_drawn
+        assert policy.expected == pytest.approx(sum(np.cumprod(probabilities[:n])))
+        assert not policy.n_evaluated
 
 
 def test_forced_tokens_are_no_part_of_the_limit_but_of_what_costs_are_known_for() -> None:
-    rule = _native.LengthRule(_native.AcceptanceModel(20.0))
-    rule.update([1.0 + 0.01 * n for n in range(9)], 0.001, [0.99])
+    costs = known_costs([1.0 + 0.01 * n for n in range(9)], 0.001)
+    policy = LengthPolicy(costs, (20.0, 0.0))
     cases = ((0, 2, 2), (0, 32, 8), (3, 2, 5), (6, 4, 8), (20, 4, 8), (8, 4, 8))
     for n_forced, n_most, n_drawn in cases:
-        rule.start(n_most)
-        assert rule.take([0.99] * n_forced) == min(n_forced, 8)
-        while rule.should_evaluate():
-            assert rule.should_draw(5.0)
-        assert rule.n_drawn == n_drawn
-        assert rule.take([0.99] * 5) == min(5, 8 - n_drawn)  # behind drawn tokens, too
-    assert rule.n_evaluated == 0
-    assert rule.prefix_length([0.99] * 32)[0] == 8
+        policy.start_round(n_most, 1)
+        assert policy.take([0.99] * n_forced) == min(n_forced, 8)
+        while policy.should_evaluate():
+            assert policy.should_draw(5.0)
+        assert policy.n_drawn == n_drawn
+        assert policy.take([0.99] * 5) == min(5, 8 - n_drawn)  # behind drawn tokens, too
+    assert policy.n_evaluated == 0
+    assert policy.prefix_length([0.99] * 32).n_draft == 8
 
 
 def test_unlikely_forced_text_makes_further_drafting_not_worth_it() -> None:
     """What follows it counts only if it is accepted."""
     drawn = []
     for probability in (0.99, 0.3):
-        rule = _native.LengthRule(_native.AcceptanceModel(0.5))
-        rule.update([1.0, 1.01, *(1.3 + 0.25 * n for n in range(6))], 0.05, [0.62])
-        rule.start(6)
-        assert rule.take([probability]) == 1
-        while rule.should_evaluate() and rule.should_draw(1.0):
+        costs = known_costs([1.0, 1.01, *(1.3 + 0.25 * n for n in range(6))], 0.05)
+        policy = LengthPolicy(costs, (0.5, 0.0))
+        policy.start_round(6, 1)
+        assert policy.take([probability]) == 1
+        while policy.should_evaluate() and policy.should_draw(1.0):
             pass
-        drawn.append(rule.n_drawn)
+        drawn.append(policy.n_drawn)
     assert drawn[0] > drawn[1] == 1
-    assert rule.stop == 2
+    assert policy.why == "the draft is unlikely to be accepted so far"

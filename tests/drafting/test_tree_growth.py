@@ -22,22 +22,21 @@ from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.tree import leaves
 from ggufspec.decoding.types import Draft, Probs, Round, Uniforms, Verdict
-from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.pair_profile import fixed_length
 
 SAMPLING = Sampling(temperature=1, top_k=0, top_p=1, min_p=0)
 
-PRIOR = Acceptance((0.4, 0.3), (0.4, 0.3), (0.4, 0.3))
+PRIOR = SECOND = (0.4, 0.3)
 
 
 def auto(curve: Sequence[float] = (1, 1.01, 1.02, 1.03, 1.04), step: float = 0.05) -> LengthPolicy:
     """A policy with these costs, in passes over one token, and with middling acceptance."""
-    return LengthPolicy(known_costs(curve, step), PRIOR)
+    return LengthPolicy(known_costs(curve, step), PRIOR, SECOND)
 
 
 def fixed() -> LengthPolicy:
-    return LengthPolicy(prior=PRIOR)
+    return LengthPolicy(None, PRIOR, SECOND)
 
 
 class Written(NamedTuple):
@@ -131,11 +130,11 @@ def test_branches_fill_a_cheap_size_of_a_pass() -> None:
     """Behind a dear one, where they are worth both together."""
     policy = auto(STAIRS)
     policy.start_round(8, 1)
-    assert policy.rule.n_max >= 3
-    assert policy.rule.n_worth([0.3, 0.2], n_drafted=1) == 2
-    assert policy.rule.n_worth([0.3], n_drafted=1) == 0
-    assert policy.rule.n_worth([0.3, 0.2], n_drafted=2) == 1
-    assert policy.rule.n_worth([0.3, 0.2], n_drafted=3) == 0
+    assert policy.n_max >= 3
+    assert policy.n_worth([0.3, 0.2], n_drafted=1) == 2
+    assert policy.n_worth([0.3], n_drafted=1) == 0
+    assert policy.n_worth([0.3, 0.2], n_drafted=2) == 1
+    assert policy.n_worth([0.3, 0.2], n_drafted=3) == 0
 
 
 @pytest.mark.parametrize("curve", [FLAT, STAIRS])

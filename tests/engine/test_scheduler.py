@@ -17,8 +17,8 @@ import tiny
 from patience import PATIENCE, comes_true, held
 
 import ggufspec
-from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import Coefficients
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
@@ -411,9 +411,9 @@ def test_what_one_text_learns_is_used_by_the_next(files: tuple[Path, Path]) -> N
     options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
     with ggufspec.load(*files, n_ctx=128, n_slots=2, n_threads=1, tuned=False) as fresh:
 
-        def known() -> Acceptance:
+        def known() -> Coefficients:
             how = {"repeats": False, "in_blocks": True}
-            return fresh.pair.profile.policy(LENGTHS["temperature"], **how).acceptance
+            return fresh.pair.profile.policy(LENGTHS["temperature"], **how).acceptance.coefficients
 
         before = known()
         fresh.generate_batch(PROMPTS, **options)

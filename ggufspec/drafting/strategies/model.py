@@ -80,7 +80,7 @@ class ModelDrafter:
         context = self._context = array("i", tokens)
         n_end = len(tokens) + n_max
         if may_evaluate and self._bursts is not None:
-            self._bursts.start(context, sampling, n_end, policy.rule.n_reachable)
+            self._bursts.start(context, sampling, n_end, policy.n_reachable)
         uniforms = self._materials.uniforms(n_max) if may_evaluate else ()
         if self._rows is not None:
             self._rows.keep(0)
@@ -92,7 +92,7 @@ class ModelDrafter:
                 break
             if self._growth is not None and self._growth.is_better_beside():
                 break
-            if not may_evaluate or not policy.rule.should_evaluate():
+            if not may_evaluate or not policy.should_evaluate():
                 break
             try:
                 if self._bursts is None:
@@ -102,7 +102,7 @@ class ModelDrafter:
             except (NoRoomError, ConstraintError):
                 break  # no token of the draft's vocabulary may follow; the target may have others
             except DecodeError as error:
-                policy.give_up_model(error)
+                policy.give_up(error)
                 break
             if not goes_on or context[-1] in self._materials.stop_tokens:
                 break
@@ -116,7 +116,7 @@ class ModelDrafter:
             try:
                 self._growth.grow(tokens, sampling, self._session.score)
             except DecodeError as error:
-                policy.give_up_model(error)
+                policy.give_up(error)
             drafted, parents, held = self._growth.result
             context[len(tokens) :] = array("i", [drafted[node] for node in held])
             self._n_read = len(context)
@@ -126,38 +126,38 @@ class ModelDrafter:
 
     def _append_token(self, sampling: Sampling, uniforms: Uniforms) -> bool:
         """Append a token of the draft model, unless the policy declines; returns whether it did."""
-        context, rule = self._context, self._policy.rule
+        context, policy = self._context, self._policy
         logits = self._session.score(context)
         self._n_read = len(context)
         if self._blocks is not None:
-            rule.foresee(self._blocks.gaps(context, rule.n_max - rule.n_drawn))
+            policy.foresee(self._blocks.gaps(context, policy.n_max - policy.n_drawn))
         rows, n = self._rows_for(logits.shape[1]), len(context) - self._n_before
         growth = self._growth_for(rows, uniforms)
-        token = draw(rows, logits, sampling, context, rule, uniforms[n])
+        token = draw(rows, logits, sampling, context, policy, uniforms[n])
         self._drawn.append(n)
         if token >= 0:
             context.append(token)
             if growth is not None:
-                growth.add_to_chain(token, rule.reached)
+                growth.add_to_chain(token, policy.reached)
         return token >= 0
 
     def _append_burst(self, bursts: Bursts, uniforms: Uniforms) -> bool:
         """Append as many tokens of a burst as the policy allows; returns whether to draft on."""
-        context, rule, start = self._context, self._policy.rule, len(self._context)
+        context, policy, start = self._context, self._policy, len(self._context)
         burst = bursts.write(context)
         rows = self._rows_for(burst.n_vocab, start)
         growth = self._growth_for(rows, uniforms)
         n_taken = 0
         for row in burst.rows:
-            if n_taken and not rule.should_evaluate():
+            if n_taken and not policy.should_evaluate():
                 break
             rows.append_from(burst.probs, row)
             self._drawn.append(start + n_taken - self._n_before)
-            if not rule.should_draw(burst.probs.gap(row)):
+            if not policy.should_draw(burst.probs.gap(row)):
                 rows.decline()
                 break
             if growth is not None:
-                growth.add_to_chain(context[start + n_taken], rule.reached)
+                growth.add_to_chain(context[start + n_taken], policy.reached)
             n_taken += 1
         del context[start + n_taken :]
         self._n_read = min(burst.n_read, len(context))
@@ -184,7 +184,7 @@ class ModelDrafter:
         """Append the forced tokens worth verifying; returns whether to draft after them."""
         context, n_before = self._context, len(self._context)
         forced = self._forced.after(context)
-        n_taken = self._policy.rule.take(self._forced.probabilities(forced)[: n_end - n_before])
+        n_taken = self._policy.take(self._forced.probabilities(forced)[: n_end - n_before])
         context.extend(forced[:n_taken])
         self._forced.drafted(n_before - self._n_before, n_taken)
         if self._rows is not None:
@@ -199,7 +199,8 @@ class ModelDrafter:
         # Where n-grams were accepted, the text repeats itself: its gaps do not predict later ones.
         first = 0 if draft is self._drafted else verdict.n_accepted
         chosen = [i for i in (0, *(node + 1 for node in path))[first:] if i not in forced]
-        self._policy.observe_gaps(map(target.gap, chosen))
+        if self._policy.learns:
+            self._policy.observe_gaps([target.gap(i) for i in chosen])
         if draft is not self._drafted:
             return
         rows, n_accepted = self._rows, verdict.n_accepted_of_chain
@@ -208,9 +209,9 @@ class ModelDrafter:
         if self._growth is not None:
             nodes = self._growth.rows_of(self._drawn)
         n_accepted = sum(i < min(n_accepted, len(draft.tokens)) for i in self._drawn)
-        # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
-        acceptances = map(target.overlap, self._drawn, repeat(rows), nodes)
-        self._policy.observe_verdict(n_accepted, acceptances, map(target.gap, self._drawn))
+        n_learned = n_accepted + 1 if self._policy.learns else 0
+        acceptances = map(target.overlap, self._drawn[:n_learned], repeat(rows), nodes)
+        self._policy.observe_verdict(n_accepted, list(acceptances))
 
     def notes(self) -> dict[str, float]:
         """Statistics of forced and of staged tokens."""
