@@ -8,7 +8,8 @@ from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
 from ggufspec.drafting.cost_model import CostModel
 
-Action, PrefixLength = _native.Action, _native.PrefixLength
+Action = _native.Action
+PrefixLength = _native.PrefixLength
 Coefficients = tuple[float, float]  # intercept and slope of AcceptanceModel
 
 # Indexed by native/draft_length.h's Stop.

@@ -96,7 +96,7 @@ def auto(
 
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {
     "fixed": lambda: LengthPolicy(None, PRIOR, SECOND),
-    "flat": lambda: auto([1, 1.01, 1.02, 1.03, 1.04]),
+    "flat": lambda: auto([1, 1.05, 1.1, 1.15, 1.2]),
     "rising": lambda: auto([1, 1.3, 1.6, 1.9, 2.2], bonus=0.05),
     "stairs": lambda: auto([1, 1.6, 1.7, 1.75, 2.6]),  # two tokens or none
 }
