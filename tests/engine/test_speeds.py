@@ -12,7 +12,6 @@ import tiny
 import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit, speeds
-from ggufspec.engine.calibration import settle
 from ggufspec.llama import attention, kernel_choice, model
 from ggufspec.llama.devices import Device
 from ggufspec.placement.speeds import HOST_BANDWIDTH, Gpu, Machine
@@ -117,7 +116,7 @@ def test_costs_start_from_where_the_layers_are(
 ) -> None:
     def start(**options: Any) -> Any:
         with ggufspec.load(target, draft, n_threads=1, tuned=False, **options) as engine:
-            return engine.pair.profile.costs.start
+            return engine.pair.stored_profile.start
 
     assert start() is None, "on a processor nothing is predicted"
     pretend("CUDA0")
@@ -129,10 +128,6 @@ def test_costs_start_from_where_the_layers_are(
     assert on_cpu.step != part.step
     assert on_cpu.target == part.target
     assert len(start(n_gpu_layers=1, n_draft_max=3, n_slots=2).target) == 8
-    with ggufspec.load(target, n_threads=1, tuned=False, n_gpu_layers=-1) as engine:
-        before = engine.pair.profile.costs.start
-        settle(engine.pair)
-        assert engine.pair.profile.costs.start == before is not None
 
 
 def test_the_first_drafts_cost_what_the_choice_of_kernels_has_measured(
