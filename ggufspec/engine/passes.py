@@ -9,7 +9,7 @@ from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.pair import Pair
-from ggufspec.errors import ClosedError, DecodeError
+from ggufspec.errors import DecodeError
 from ggufspec.llama.context_options import OWN
 from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import PreparedScore
@@ -164,7 +164,7 @@ class Passes:
                 BatchPart(generation.session.sequence, *generation.session.prepare(*ask[:4]))
                 for generation, ask in asks
             ]
-        except (DecodeError, ClosedError):
+        except BaseException:  # as in `run`
             return ()  # separate passes then show which one fails
         return parts if sum(part.n_rows for part in parts) <= target.n_outputs else ()
 

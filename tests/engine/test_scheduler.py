@@ -29,6 +29,7 @@ from ggufspec.engine.passes import Passes
 from ggufspec.engine.stream import Stream
 from ggufspec.errors import ClosedError, DecodeError, OptionError
 from ggufspec.llama.context import Context
+from ggufspec.llama.session import LlamaSession, PreparedScore
 
 # As they share no letter, a text that got another's rows would show it.
 N_SLOTS = 3
@@ -150,6 +151,31 @@ def test_a_text_that_fails_does_not_touch_the_others(engine: Engine) -> None:
         failed += passes_of.run([bad, *good] if not failed else good)
     assert [(stream, type(error)) for stream, error in failed] == [(bad, OSError)]
     assert [stream.completion.tokens for stream in good] == alone
+    bad.end()
+
+
+def test_a_text_whose_part_of_a_pass_fails_does_not_touch_the_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """As of native code: no Exception."""
+
+    alone = engine.generate(PROMPTS[0], **LENGTHS).tokens
+    engine.forget()
+    good, bad = (begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:2])
+    prepare = LlamaSession.prepare
+
+    def fails(session: LlamaSession, *asked: Any) -> PreparedScore:
+        if session is bad.session:
+            raise Panic
+        return prepare(session, *asked)
+
+    monkeypatch.setattr(LlamaSession, "prepare", fails)
+    passes_of, failed = Passes(engine.pair), []
+    while not good.is_over:
+        failed += passes_of.run([good] if failed else [good, bad])
+    assert [(text, type(error)) for text, error in failed] == [(bad, Panic)]
+    assert good.completion.tokens == alone
     bad.end()
 
 
