@@ -101,8 +101,14 @@ def in_child_of_a_fork(act: Callable[[], object]) -> str:
 @contextmanager
 def held(engine: Engine) -> Iterator[None]:
     """Within the block, the engine's thread does nothing else."""
-    ends = Event()
-    done = engine.scheduler.call(ends.wait)
+    begun, ends = Event(), Event()
+
+    def wait() -> None:
+        begun.set()
+        ends.wait()
+
+    done = engine.scheduler.call(wait)
+    assert begun.wait(PATIENCE)
     try:
         yield
     finally:
