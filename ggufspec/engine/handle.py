@@ -62,6 +62,7 @@ class Handle:
         self.generation: Generation | None = None  # None: it has not begun
         self.is_cancelled = False
         self.owner: ref[object] | None = None  # once it is dropped, the text is unwanted
+        self.told_at = 0.0  # when the consumer was last woken, by `perf_counter`
         self.error: BaseException | None = None  # why it ended early
         self.has_ended = False
 
@@ -69,6 +70,16 @@ class Handle:
     def is_unwanted(self) -> bool:
         """Whether it was cancelled, or its owner was dropped."""
         return self.is_cancelled or (self.owner is not None and self.owner() is None)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its prompt is not read yet."""
+        return self.generation is not None and self.generation.is_reading
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are chunks that were not taken."""
+        return self.generation is not None and bool(self.generation.chunks)
 
     def begin(self, pair: Pair) -> None:
         """Take a slot. Raises what Generation raises."""
