@@ -23,10 +23,11 @@ X86 = ["-DGGUFSPEC_LEVELS", "-DGGUFSPEC_X86"]
 NEON = ["-DGGUFSPEC_NEON"]
 TARGETS = {"x86_64-windows-gnu": X86, "aarch64-macos": NEON, "aarch64-linux-musl": NEON}
 # Files for one processor, with the flags of CMakeLists.txt in zig's spelling.
-ARM_KERNELS = {"neon_dotprod.cpp": ["-mcpu=generic+v8_2a+dotprod"]}
+ARM_KERNELS = {"neon.cpp": [], "neon_dotprod.cpp": ["-mcpu=generic+v8_2a+dotprod"]}
 X86_KERNELS = {
     "avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
     "avx_vnni.cpp": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
+    "avx512.cpp": [f"-mavx512{part}" for part in ("f", "bw", "vl")] + ["-mfma", "-mf16c"],
     "avx512_vnni.cpp": [f"-mavx512{part}" for part in ("f", "bw", "vl", "vnni")]
     + ["-mfma", "-mf16c"],
 }

@@ -21,8 +21,8 @@ from ggufspec.llama.hidden_states import PassStopped
 from ggufspec.llama.threadpool import end_threads
 
 _SECONDS_WARM = 0.05  # after the last text, until the threads of OpenMP end
-# Between two chunks that wake a consumer. With a model of 1,600 tokens/s on two cores, waking it for
-# each cost 8 %: it takes a core from the pass.
+# Between two wakes of a consumer. With a model of 1,600 tokens/s on two cores, a wake for each
+# chunk cost 8 %: it takes a core from the pass.
 _SECONDS_UNTOLD = 0.002
 _SECONDS_AT_EXIT = 10.0  # for a pass on a GPU, which cannot be stopped
 

@@ -185,7 +185,7 @@ class _Sizes(NamedTuple):
         for n in (*numbers, *chain.from_iterable(checkpoints)):
             if type(n) is not int or not 0 <= n < _MOST_SIZE:
                 raise ValueError("no size")
-        n_most = max(sizes.n_least, *(n for n, _ in checkpoints))
+        n_most = max([sizes.n_least, *(n for n, _ in checkpoints)])
         if not sizes.n_tokens or not sizes.n_cells or n_most > sizes.n_tokens:
             raise ValueError("these numbers cannot be of one text")
         return sizes

@@ -41,7 +41,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--drafter oracle", "choose from"),
         ("--verify _lossy", "choose from"),
         ("--draft-temp 0.5", "--draft-temp needs a draft model"),
-        ("-cmoed", "--cpu-moe-draft needs a draft model"),
+        ("-cmoed", "--n-cpu-moe-draft needs a draft model"),
         ("-otd exps=CPU", "--override-tensor-draft needs a draft model"),
         ("--lora-draft a.gguf", "--lora-draft needs a draft model"),
         ("--draft-n 65 -md x.gguf", "65 is not in the range 1<=x<=64"),
@@ -172,7 +172,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("-c 16", "has no room for a pass of 17: use at least 17"),
         ("--max-n 65", "--max-n"),
         ("-c 24 --depth 20 --max-n 4", "no room for 20 tokens and a pass of 5: use at least 25"),
-        ("-t 513", "n_threads is 513"),
+        ("-t 513", "513 is not in the range"),
     ],
 }
 OF_FILES = {  # the messages that tell of a file instead of the command line

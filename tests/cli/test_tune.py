@@ -12,7 +12,7 @@ import ggufspec
 from ggufspec.cli.render import echo_bars
 from ggufspec.drafting import cost_model, profile_store
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.llama.attention import Attention
+from ggufspec.llama.attention import Attention, unmeasured_attention
 from ggufspec.llama.devices import libraries
 from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.timing import DraftTimes
@@ -115,7 +115,7 @@ def test_caches_that_need_flash_attention_keep_it(command: Command) -> None:
         "tune", "-m", embedded_draft(), *QUICK, *caches, "-t", "1", "-b", "64", "--json"
     ).document
     assert document["trials"] == []
-    assert document["chosen"]["flash_attention"] == "auto"
+    assert document["chosen"]["flash_attention"] == unmeasured_attention().setting
 
 
 def test_a_target_alone(command: Command, target: Path) -> None:

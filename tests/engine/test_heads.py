@@ -46,9 +46,7 @@ def engine(right: Pair) -> Iterator[Engine]:
         yield loaded
 
 
-def test_a_head_is_not_staged_and_not_exact(right: Pair, engine: Engine) -> None:
-    with pytest.raises(OptionError, match="does not work with a draft head"):
-        load(right, exact=True)
+def test_a_head_is_not_staged(engine: Engine) -> None:
     for n_draft in (3, "auto"):
         with pytest.raises(OptionError, match="a draft model that is no head"):
             engine.generate(SHORT, drafter="staged", n_draft=n_draft)

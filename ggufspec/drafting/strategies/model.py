@@ -67,7 +67,8 @@ class ModelDrafter:
             # The tokens of the prompt, or of the text that remains in the context, that were read.
             self._n_read = len(tokens) - 1 - policy.n_prompt_unread
         elif has_read_more:
-            self._n_read = min(self._n_read, n_same(self._context, token_array(tokens)))
+            n_same_read = n_same(self._context, token_array(tokens))
+            self._n_read = min(self._n_read, n_same_read, len(tokens) - 1)
         action = policy.start_round(n_max, len(tokens) - self._n_read)
         if action is Action.PLAIN:
             return Draft((), why=policy.why)
