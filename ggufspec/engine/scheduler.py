@@ -300,8 +300,8 @@ class Scheduler:
 
         At once if what comes next may take long.
         """
-        is_long = self._jobs or (self._waiting and self._pair.slots.free)
-        is_long = is_long or any(each.is_reading for each in self._running)
+        begins = bool(self._jobs or (self._waiting and self._pair.slots.free))
+        is_long = begins or any(each.is_reading for each in self._running)
         now = perf_counter()
         for handle in self._running:
             if handle.has_news and (is_long or now - handle.told_at >= _SECONDS_UNTOLD):

@@ -119,7 +119,6 @@ def test_other_targets_types_and_sizes_are_named(tmp_path: Path, files: Files, p
         (files, {"type_k": "f32"}, "its type_k is f16, and now it is f32"),
         (files, {"flash_attention": "off"}, "its flash_attention is own, and now it is off"),
         (files, {"n_ctx": 64}, "a text of 79 tokens, and the context has 64"),
-        (files, {"exact": True}, "its exact is False"),
     ]
     for changed, options, message in cases:
         with pytest.raises(GgufspecError, match=message), load(changed, **options) as engine:
