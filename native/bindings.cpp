@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -92,7 +93,10 @@ constexpr std::pair<const char *, ggufspec::Sampler> kSamplers[]{
     {"typical_p", ggufspec::Sampler::typical_p},
     {"top_p", ggufspec::Sampler::top_p},
     {"min_p", ggufspec::Sampler::min_p},
+    {"xtc", ggufspec::Sampler::xtc},
+    {"mirostat", ggufspec::Sampler::mirostat},
     {"temperature", ggufspec::Sampler::temperature},
+    {"adaptive_p", ggufspec::Sampler::adaptive_p},
 };
 
 void make_breakers(ggufspec::Breakers * self, const std::vector<std::pair<Tokens, TokenRow>> & breakers) {
@@ -106,39 +110,52 @@ void make_breakers(ggufspec::Breakers * self, const std::vector<std::pair<Tokens
     new (self) ggufspec::Breakers(std::move(made));
 }
 
-void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & samplers, float temperature, int64_t top_k,
-                   float top_p, float min_p, float typical_p, float top_n_sigma, int64_t penalty_last_n, float repeat_penalty,
-                   float frequency_penalty, float presence_penalty, float dry_multiplier, float dry_base,
-                   int64_t dry_allowed_length, int64_t dry_last_n, std::shared_ptr<ggufspec::Breakers> dry_breakers,
-                   std::vector<std::pair<int32_t, float>> logit_bias) {
+// `numbers`: the values of the options, by name.
+void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & samplers, const nb::dict & numbers,
+                   std::shared_ptr<ggufspec::Breakers> dry_breakers, std::vector<std::pair<int32_t, float>> logit_bias,
+                   std::shared_ptr<ggufspec::TextState> state) {
     ggufspec::Sampling made;
     for (const std::string & name : samplers) {
         const auto found = std::find_if(std::begin(kSamplers), std::end(kSamplers), [&](auto & of) { return name == of.first; });
         require(found != std::end(kSamplers), "Sampling: an unknown sampler");
         made.order.push_back(found->second);
     }
-    made.temperature = temperature;
-    made.top_k = top_k;
-    made.top_p = top_p;
-    made.min_p = min_p;
-    made.typical_p = typical_p;
-    made.top_n_sigma = top_n_sigma;
-    made.penalty_last_n = penalty_last_n;
-    made.repeat_penalty = repeat_penalty;
-    made.frequency_penalty = frequency_penalty;
-    made.presence_penalty = presence_penalty;
-    made.dry_multiplier = dry_multiplier;
-    made.dry_base = dry_base;
-    made.dry_allowed_length = dry_allowed_length;
-    made.dry_last_n = dry_last_n;
+    const auto take = [&numbers](const char * name, auto & number) {
+        number = nb::cast<std::remove_reference_t<decltype(number)>>(numbers[name]);
+    };
+    take("temperature", made.temperature);
+    take("dynatemp_range", made.dynatemp_range);
+    take("dynatemp_exponent", made.dynatemp_exponent);
+    take("top_k", made.top_k);
+    take("top_p", made.top_p);
+    take("min_p", made.min_p);
+    take("typical_p", made.typical_p);
+    take("top_n_sigma", made.top_n_sigma);
+    take("xtc_probability", made.xtc_probability);
+    take("xtc_threshold", made.xtc_threshold);
+    take("repeat_last_n", made.penalty_last_n);
+    take("repeat_penalty", made.repeat_penalty);
+    take("frequency_penalty", made.frequency_penalty);
+    take("presence_penalty", made.presence_penalty);
+    take("dry_multiplier", made.dry_multiplier);
+    take("dry_base", made.dry_base);
+    take("dry_allowed_length", made.dry_allowed_length);
+    take("dry_penalty_last_n", made.dry_last_n);
+    take("mirostat", made.mirostat);
+    take("mirostat_tau", made.mirostat_tau);
+    take("mirostat_eta", made.mirostat_eta);
+    take("adaptive_target", made.adaptive_target);
+    take("adaptive_decay", made.adaptive_decay);
     made.dry_breakers = std::move(dry_breakers);
     made.logit_bias = std::move(logit_bias);
+    made.state = std::move(state);
     new (self) ggufspec::Sampling(std::move(made));
 }
 
 // Rows of distributions. Rows that use logits without a copy keep the array alive.
 struct Rows {
     std::vector<ggufspec::Row> rows;
+    std::vector<ggufspec::State> states;  // before the token of each row that `fill` made
     size_t n = 0, n_vocab;
     size_t n_in_place = 0;  // the first rows: of `logits`
     bool has_declined = false;  // the very last row was computed, but not drawn from
@@ -172,6 +189,8 @@ struct Rows {
             const size_t n_text = text.shape(0);
             const int64_t window = sampling.window();
             const size_t n_seen = window < 0 ? n_text : std::min<size_t>(window, n_text);
+            const bool has_state = sampling.has_state();
+            if (has_state) states.resize(std::max(states.size(), n_new));
             thread_local Tokens seen;
             if (window != 0) {
                 seen.assign(text.data() + (n_text - n_seen), text.data() + n_text);
@@ -185,7 +204,9 @@ struct Rows {
                     std::reverse(seen.begin() + n_seen, seen.end());
                     n_path = seen.size() - n_seen;
                 }
-                const ggufspec::Text before{seen.data(), window != 0 ? n_seen + n_path : 0};
+                ggufspec::Text before{seen.data(), window != 0 ? n_seen + n_path : 0};
+                if (has_state) before.state = states[i] = state_of(i, sampling, draft, parents);
+                if (i == 0 && sampling.state) before.banned = banned_after(n_text, *sampling.state);
                 ggufspec::Mask mask{};
                 if (masks) mask = {masks->data() + i * masks->shape(1), masks->shape(1)};
                 if (rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, masks ? &mask : nullptr, keep))
@@ -198,6 +219,33 @@ struct Rows {
         require(bad_row == n_new,
                 masks ? "a row has no token that the constraint allows" : "a row has no finite logit to draw from");
         n += n_new;
+    }
+
+    // The state before the token of new row i, from the rows of the path to it.
+    ggufspec::State state_of(size_t i, const ggufspec::Sampling & sampling, const Tokens & draft, const Tokens & parents) const {
+        const bool is_begun = sampling.state && !sampling.state->states.empty();
+        if (i == 0) return is_begun ? sampling.state->states.back() : sampling.first_state();
+        const size_t parent = parents.empty() ? i - 1 : parents[i - 1] + 1;
+        return sampling.next_state(states[parent], rows[n + parent].observed(sampling, draft[i - 1]));
+    }
+
+    static const Tokens * banned_after(size_t n_tokens, const ggufspec::TextState & state) {
+        const auto found = state.bans.find(n_tokens);
+        return found == state.bans.end() ? nullptr : &found->second;
+    }
+
+    // Moves the state of the sampling on: `nodes` of the draft were accepted, and `token` follows them.
+    void advance(const ggufspec::Sampling & sampling, const Tokens & nodes, int32_t token) const {
+        if (!sampling.has_state()) return;
+        require(sampling.state != nullptr, "advance: the sampling has no state of a text");
+        require_tokens(&token, 1, n_vocab);
+        size_t last = 0;
+        for (int32_t node : nodes) {
+            last = size_t(node) + 1;
+            require(node >= 0 && last < n && last < states.size(), "advance: there is no row of that node");
+            sampling.state->states.push_back(states[last]);
+        }
+        sampling.state->states.push_back(sampling.next_state(states[last], rows[last].observed(sampling, token)));
     }
 
     // The row of a token that was drafted without a choice.
@@ -502,10 +550,22 @@ NB_MODULE(_native, m) {
     m.attr("instructions") = ggufspec::kernels.instructions;  // used by the loops over rows: see kernels.h
     nb::class_<ggufspec::Breakers>(m, "Breakers", "The sequence breakers of DRY.")
         .def("__init__", &make_breakers, "breakers"_a, "breakers: (tokens that have to follow, first tokens) of each, in int32.");
+    nb::class_<ggufspec::TextState>(m, "TextState", "What mirostat and adaptive_p know of a text so far, and banned tokens.")
+        .def(nb::init<>())
+        .def("__copy__", [](const ggufspec::TextState & self) { return ggufspec::TextState(self); })
+        .def(
+            "rewind",
+            [](ggufspec::TextState & self, size_t n_dropped, size_t n_tokens, int32_t token) {
+                self.states.resize(self.states.size() - std::min(n_dropped, self.states.size()));
+                self.bans.erase(self.bans.upper_bound(n_tokens), self.bans.end());
+                self.bans[n_tokens].push_back(token);
+            },
+            "n_dropped"_a, "n_tokens"_a, "token"_a,
+            "Forget the last n_dropped tokens; n_tokens are left, with the prompt. `token` may not follow them.");
     nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")
-        .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
-             "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a,
-             "dry_multiplier"_a, "dry_base"_a, "dry_allowed_length"_a, "dry_last_n"_a, "dry_breakers"_a.none(), "logit_bias"_a);
+        .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "numbers"_a, "dry_breakers"_a.none(), "logit_bias"_a,
+             "state"_a.none(), "numbers: the numeric options by name. state: of the text; None: at the start of a text.")
+        .def_prop_ro("has_state", &ggufspec::Sampling::has_state, "Whether distributions depend on the state.");
     nb::class_<Rows>(m, "Rows",
                      "Distributions over the vocabulary, at most n_most of them; numpy.asarray(rows): (n, n_vocab).\n\n"
                      "Not for two threads at once.")
@@ -556,6 +616,8 @@ NB_MODULE(_native, m) {
                 return self.rows[self.n++].pick(uniform);
             },
             "policy"_a, "uniform"_a, "Draw from the row that draw has declined; it becomes the last row.")
+        .def("advance", &Rows::advance, "sampling"_a, "nodes"_a, "token"_a,
+             "Move the state of `sampling`, which filled the rows, on: over accepted nodes of the draft, and the token behind.")
         .def("append_certain", &Rows::add_certain, "token"_a, "Append a row in which this token is certain.")
         .def("append_without", &Rows::add_without, "i"_a, "token"_a,
              "Append row i without one token, renormalised: the distribution of a second child.\n\n"

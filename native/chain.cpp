@@ -59,7 +59,7 @@ void sort_largest(Candidates & candidates, size_t n) {
     candidates.sorted = true;
 }
 
-void softmax(Candidates & candidates, bool sort) {
+void softmax(Candidates & candidates, bool sort, float temperature = 1) {
     auto & list = candidates.list;
     if (sort && !candidates.sorted) sort_largest(candidates, list.size());
     float largest = list[0].logit;
@@ -67,7 +67,7 @@ void softmax(Candidates & candidates, bool sort) {
         for (const Candidate & candidate : list) largest = std::max(largest, candidate.logit);
     }
     float sum = 0;
-    for (Candidate & candidate : list) sum += candidate.prob = std::exp(candidate.logit - largest);
+    for (Candidate & candidate : list) sum += candidate.prob = std::exp((candidate.logit - largest) / temperature);
     for (Candidate & candidate : list) candidate.prob /= sum;
 }
 
@@ -179,10 +179,55 @@ void top_n_sigma(const Sampling & sampling, Candidates & candidates) {
     }
 }
 
+// As many candidates as keep the surprise near tau, if probabilities fall by a power law.
+// Basu et al., https://arxiv.org/abs/2007.14966
+void mirostat_1(const Sampling & sampling, const State & state, Candidates & candidates) {
+    softmax(candidates, true, sampling.temperature);
+    keep_first(candidates, mirostat_k(state, candidates.n_vocab, candidates.list));
+}
+
+// The candidates with a surprise of at most mu.
+void mirostat_2(const Sampling & sampling, const State & state, Candidates & candidates) {
+    softmax(candidates, true, sampling.temperature);
+    const auto & list = candidates.list;
+    size_t n = 0;
+    while (n < list.size() && !(-std::log2(list[n].prob) > state.mu)) n++;
+    keep_first(candidates, std::max<size_t>(n, 1));
+}
+
+// Prefers tokens whose probability is close to a target, which makes up for the tokens before.
+// Source: https://github.com/ggml-org/llama.cpp/pull/17927
+void adaptive_p(const Sampling & sampling, const State & state, Candidates & candidates) {
+    constexpr float kWidth = 0.3f, kPeak = 5, kSharpness = 10;
+    softmax(candidates, false);
+    const float target = std::min(sampling.adaptive_target, 1.0f);
+    const float adapted = std::clamp(2 * target - state.weighted_sum / state.total_weight, 0.0f, 1.0f);
+    for (Candidate & candidate : candidates.list) {
+        const float distance = std::abs((candidate.prob - adapted) * (1 / kWidth));
+        // The row keeps the logits before, so the new ones take the place of the probabilities.
+        candidate.prob = candidate.logit == kNever ? kNever : kPeak - kSharpness * distance * distance / (1 + distance);
+    }
+}
+
+double entropy_of(const Candidates & candidates) {
+    double entropy = 0;
+    for (const Candidate & candidate : candidates.list) {
+        if (candidate.prob > 0) entropy -= candidate.prob * std::log(candidate.prob);
+    }
+    return entropy;
+}
+
 void temperature(const Sampling & sampling, Candidates & candidates) {
     auto & list = candidates.list;
-    if (sampling.temperature > 0) {
-        for (Candidate & candidate : list) candidate.logit /= sampling.temperature;
+    if (!sampling.is_greedy()) {
+        float used = sampling.temperature;
+        if (sampling.is_dynamic()) {
+            softmax(candidates, true);  // as llama.cpp does: its order of equal logits matters to later samplers
+            const auto is_possible = [](const Candidate & candidate) { return candidate.logit > kNever; };
+            const size_t n = std::count_if(list.begin(), list.end(), is_possible);
+            used = std::max(sampling.temperature_at(entropy_of(candidates), n), kColdest);
+        }
+        for (Candidate & candidate : list) candidate.logit /= used;
         return;
     }
     size_t best = 0;
@@ -307,10 +352,36 @@ bool Sampling::is_active(Sampler sampler) const {
             return top_p < 1;
         case Sampler::min_p:
             return min_p > 0;
+        case Sampler::xtc:
+            return xtc_probability > 0 && xtc_threshold <= 0.5f && !is_greedy();
+        case Sampler::mirostat:
+            return mirostat > 0 && !is_greedy();
+        case Sampler::adaptive_p:
+            return adaptive_target >= 0 && !is_greedy();
         case Sampler::temperature:
-            return temperature != 1;
+            return temperature != 1 || is_dynamic();
     }
     return false;
+}
+
+State Sampling::first_state() const {
+    const float weight = 1 / (1 - adaptive_decay);
+    return {2 * mirostat_tau, adaptive_target * weight, weight};
+}
+
+State Sampling::next_state(State state, float observed) const {
+    if (!(observed > 0)) return state;  // cannot be drawn
+    state.mu -= mirostat_eta * (-std::log2(observed) - mirostat_tau);
+    state.weighted_sum = observed + adaptive_decay * state.weighted_sum;
+    state.total_weight = 1 + adaptive_decay * state.total_weight;
+    return state;
+}
+
+float Sampling::temperature_at(double entropy, size_t n) const {
+    if (n <= 1) return temperature;
+    const float least = std::max(temperature - dynatemp_range, 0.0f), most = temperature + dynatemp_range;
+    const float share = static_cast<float>(std::max(entropy, 0.0)) / std::log(static_cast<float>(n));
+    return least + (most - least) * std::pow(share, dynatemp_exponent);
 }
 
 int64_t Sampling::window() const {
@@ -348,9 +419,42 @@ void apply(Sampler sampler, const Sampling & sampling, const Text & text, Candid
             return top_p(sampling, candidates);
         case Sampler::min_p:
             return min_p(sampling, candidates);
+        case Sampler::mirostat:
+            return (sampling.mirostat == 1 ? mirostat_1 : mirostat_2)(sampling, text.state, candidates);
+        case Sampler::adaptive_p:
+            return adaptive_p(sampling, text.state, candidates);
         case Sampler::temperature:
             return temperature(sampling, candidates);
+        case Sampler::xtc:
+            return;
     }
+}
+
+bool exclude_top(const Sampling & sampling, Candidates & candidates, Candidates & others) {
+    if (!sampling.is_active(Sampler::xtc) || candidates.list.size() < 2) return false;
+    softmax(candidates, true);
+    const auto & list = candidates.list;
+    size_t n = 0;
+    while (n < list.size() && list[n].logit > kNever && list[n].prob >= sampling.xtc_threshold) n++;
+    if (n < 2) return false;
+    if (list[n - 2].logit == list[n - 1].logit) candidates.cut_a_tie = true;
+    others = candidates;
+    others.list.erase(others.list.begin(), others.list.begin() + (n - 1));
+    return true;
+}
+
+size_t mirostat_k(const State & state, size_t n_vocab, const std::vector<Candidate> & list) {
+    constexpr size_t kMost = 100;
+    float products = 0, squares = 0;
+    for (size_t i = 0; i + 1 < std::min(kMost, list.size()); i++) {
+        const float t = std::log(static_cast<float>(i + 2) / static_cast<float>(i + 1));
+        products += t * std::log(list[i].prob / list[i + 1].prob);
+        squares += t * t;
+    }
+    const float exponent = products / squares, epsilon = exponent - 1;
+    const float k = std::pow(epsilon * std::exp2(state.mu) / (1 - std::pow(static_cast<float>(n_vocab), -epsilon)), 1 / exponent);
+    // llama.cpp converts k to an int: where that overflows, its result is undefined.
+    return !(k >= 1) ? 1 : k >= static_cast<float>(n_vocab) ? n_vocab : static_cast<size_t>(k);
 }
 
 void apply_to_row(Sampler sampler, const Sampling & sampling, const Text & text, float * logits, size_t n_vocab) {

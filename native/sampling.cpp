@@ -15,12 +15,12 @@ namespace {
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
 constexpr size_t kBlock = 1024;    // tokens per block; a draw reads the sums of blocks first
-constexpr float kColdest = 1e-30f;  // at lower temperatures, logits / temperature overflow: greedy
 constexpr size_t kMostFast = 128;  // llama.cpp sorts up to this many candidates in place
 constexpr size_t kMostListed = 1024;  // up to this many allowed tokens, a list is faster than a masked row
 
 void all_of(const float * row, size_t n_vocab, Candidates & candidates) {
     candidates = {};
+    candidates.n_vocab = n_vocab;
     candidates.list.resize(n_vocab);
     for (size_t i = 0; i < n_vocab; i++) {
         candidates.list[i] = {static_cast<int32_t>(i), std::isnan(row[i]) ? kNever : row[i], 0};
@@ -34,6 +34,7 @@ uint32_t in_vocab(size_t i, size_t n_vocab) {
 
 void allowed_of(const float * row, size_t n_vocab, const Mask & mask, Candidates & candidates) {
     candidates = {};
+    candidates.n_vocab = n_vocab;
     for (size_t i = 0; i < mask.n_words && 32 * i < n_vocab; i++) {
         for (uint32_t bits = mask.words[i] & in_vocab(i, n_vocab); bits; bits &= bits - 1) {
             const size_t token = 32 * i + std::bitset<32>(~bits & (bits - 1)).count();
@@ -69,14 +70,27 @@ void drop_impossible(std::vector<Candidate> & list) {
     list.erase(std::remove_if(list.begin(), list.end(), impossible), list.end());
 }
 
+// Calls add(token, bias) for each bias and each banned token.
+template <typename Add>
+void each_bias(const Sampling & sampling, const Text & text, const Add & add) {
+    for (const auto & [token, bias] : sampling.logit_bias) add(token, bias);
+    for (size_t i = 0; text.banned && i < text.banned->size(); i++) add((*text.banned)[i], kNever);
+}
+
 // `list` is sorted by token.
-void add_biases(const Sampling & sampling, std::vector<Candidate> & list) {
-    for (const auto & [token, bias] : sampling.logit_bias) {
+void add_biases(const Sampling & sampling, const Text & text, std::vector<Candidate> & list) {
+    each_bias(sampling, text, [&list](int32_t token, float bias) {
         const auto found = std::lower_bound(list.begin(), list.end(), Candidate{token, 0, 0}, by_token);
         if (found != list.end() && found->token == token) found->logit += bias;
-    }
+    });
     drop_impossible(list);
 }
+
+// Candidates that the samplers leave, with this probability.
+struct Branch {
+    double weight = 1;
+    Candidates candidates;
+};
 
 // A row of logits, and the samplers to apply to it.
 struct Job {
@@ -87,36 +101,58 @@ struct Job {
     const Text & text;
     bool is_greedy;  // the most likely remaining token is taken
 
-    bool starts_fast() const { return starts_with_top_k() || samplers[0] == Sampler::min_p; }
+    bool starts_fast() const { return starts_with_top_k() || samplers[0] == Sampler::min_p || samplers[0] == Sampler::mirostat; }
 
     bool starts_with_top_k() const {
         return samplers[0] == Sampler::top_k && static_cast<size_t>(sampling.top_k) <= std::min(kMostFast, n_vocab);
     }
 };
 
-void apply_from(size_t next, const Job & job, Candidates & candidates) {
-    for (; next < job.samplers.size(); next++) apply(job.samplers[next], job.sampling, job.text, candidates);
+// xtc draws whether it removes tokens: the distribution is a mixture of what both branches make of the tokens.
+void apply_from(size_t next, const Job & job, std::vector<Branch> & branches) {
+    const float p = job.sampling.xtc_probability;
+    for (; next < job.samplers.size(); next++) {
+        for (size_t i = 0, n = branches.size(); i < n; i++) {
+            Branch others{branches[i].weight * p, {}};
+            if (job.samplers[next] != Sampler::xtc) {
+                apply(job.samplers[next], job.sampling, job.text, branches[i].candidates);
+            } else if (exclude_top(job.sampling, branches[i].candidates, others.candidates)) {
+                branches[i].weight *= 1 - p;
+                branches.push_back(std::move(others));
+            }
+        }
+    }
 }
 
 // Applies the first sampler in one pass over the row.
 void first_fast(const Job & job, Large & large, Candidates & candidates) {
-    if (job.starts_with_top_k()) {
-        select_largest(large, job.sampling.top_k, candidates);
-        return;
-    }
     candidates.sorted = candidates.has_ties = candidates.cut_a_tie = candidates.ends_in_tie = false;
-    large.gather(large.largest() + std::log(job.sampling.min_p), candidates.list);
+    candidates.n_vocab = job.n_vocab;
+    const Sampling & sampling = job.sampling;
+    if (job.starts_with_top_k()) return select_largest(large, sampling.top_k, candidates);
+    float bound = std::log(sampling.min_p);
+    if (job.samplers[0] == Sampler::mirostat) {
+        const Softmax softmax{job.row, large.largest(), kLog2E / sampling.temperature, 1.0f};
+        const double sum = kernels.weight_of(softmax, 0, job.n_vocab);
+        if (sampling.mirostat == 1) {
+            select_largest(large, std::min<size_t>(100, job.n_vocab), candidates);
+            const auto weight = [&](float logit) { return std::exp((logit - large.largest()) / sampling.temperature); };
+            for (Candidate & each : candidates.list) each.prob = static_cast<float>(weight(each.logit) / sum);
+            return select_largest(large, mirostat_k(job.text.state, job.n_vocab, candidates.list), candidates);
+        }
+        bound = static_cast<float>((std::log2(sum) - job.text.state.mu) / softmax.rate);
+    }
+    large.gather(large.largest() + std::min(bound, 0.0f), candidates.list);
     std::sort(candidates.list.begin(), candidates.list.end(), by_token);
+    candidates.cut_a_tie = bound > 0;  // mirostat keeps only one
 }
 
 // Runs the samplers over the row; with a shortcut if `large` is given.
-void truncate(const Job & job, Large * large, Candidates & candidates) {
-    if (large) {
-        first_fast(job, *large, candidates);
-        return apply_from(1, job, candidates);
-    }
-    all_of(job.row, job.n_vocab, candidates);
-    apply_from(0, job, candidates);
+void truncate(const Job & job, Large * large, std::vector<Branch> & branches) {
+    branches.resize(1);
+    branches[0].weight = 1;
+    large ? first_fast(job, *large, branches[0].candidates) : all_of(job.row, job.n_vocab, branches[0].candidates);
+    apply_from(large ? 1 : 0, job, branches);
 }
 
 double sum_of(const float * values, size_t n) {
@@ -185,17 +221,28 @@ size_t Mask::n_allowed(size_t n_vocab) const {
 
 bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, const Mask * mask, bool keep) {
     thread_local std::vector<Sampler> samplers;
-    thread_local Candidates candidates;
+    thread_local std::vector<Branch> branches;
     thread_local Large large;
     samplers.clear();
     for (Sampler sampler : sampling.order) {
         if (sampling.is_active(sampler)) samplers.push_back(sampler);
     }
-    float temperature = 1;
-    if (!samplers.empty() && samplers.back() == Sampler::temperature) {
-        temperature = sampling.temperature;
-        samplers.pop_back();
-    }
+    const bool ends_tempered = !samplers.empty() && samplers.back() == Sampler::temperature, is_greedy = sampling.is_greedy();
+    if (ends_tempered) samplers.pop_back();
+    const auto finish_list = [&] {
+        thread_local Row other;
+        for (Branch & branch : branches) {
+            const bool is_first = &branch == branches.data();
+            Row & row = is_first ? *this : other;
+            if (!row.set_branch(branch.candidates)) return false;
+            row.temper(sampling, ends_tempered);
+            if (sampling.adapts()) row.set_adapted(branch.candidates);
+            if (branches.size() > 1) row.scale(branch.weight);
+            if (!is_first) add(other);
+        }
+        if (branches.size() > 1) set_logits(ends_tempered ? sampling.temperature : 1);
+        return true;
+    };
     const auto changes_few = [](Sampler sampler) { return sampler == Sampler::penalties || sampler == Sampler::dry; };
     const auto truncation = std::find_if_not(samplers.begin(), samplers.end(), changes_few);
 
@@ -205,24 +252,26 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         const size_t n_allowed = mask->n_allowed(n_vocab);
         if (n_allowed == 0) return false;
         // A list of the allowed tokens is short, so it needs no shortcuts.
-        const Job job{logits, n_vocab, sampling, samplers, text, temperature < kColdest};
+        const Job job{logits, n_vocab, sampling, samplers, text, is_greedy};
         if (n_allowed <= kMostListed ||
             (truncation != samplers.end() && (truncation != samplers.begin() || !job.starts_fast()))) {
-            allowed_of(logits, n_vocab, *mask, candidates);
-            add_biases(sampling, candidates.list);
-            if (n_allowed > 1) apply_from(0, job, candidates);
-            return finish_list(candidates, temperature);
+            branches.resize(1);
+            branches[0].weight = 1;
+            allowed_of(logits, n_vocab, *mask, branches[0].candidates);
+            add_biases(sampling, text, branches[0].candidates.list);
+            if (n_allowed > 1) apply_from(0, job, branches);
+            return finish_list();
         }
     }
-    if (mask || !sampling.logit_bias.empty() || truncation != samplers.begin()) {
+    if (mask || !sampling.logit_bias.empty() || text.banned || truncation != samplers.begin()) {
         own_.assign(logits, logits + n_vocab);
         if (mask) mask->apply(own_.data(), n_vocab);
-        for (const auto & [token, bias] : sampling.logit_bias) own_[token] += bias;
+        each_bias(sampling, text, [this](int32_t token, float bias) { own_[token] += bias; });
         for (auto it = samplers.begin(); it != truncation; ++it) apply_to_row(*it, sampling, text, own_.data(), n_vocab);
         row_ = own_.data();
     }
     samplers.erase(samplers.begin(), truncation);
-    if (temperature < kColdest && !keep && std::all_of(samplers.begin(), samplers.end(), keeps_largest)) {
+    if (is_greedy && !keep && std::all_of(samplers.begin(), samplers.end(), keeps_largest)) {
         // Greedy: without a tie, only the largest logit is needed. Rows to keep may get another temperature later.
         largest_ = kernels.largest_of(row_, n_vocab);
         if (!std::isfinite(largest_)) return false;
@@ -231,7 +280,11 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         is_certain_ = true;
         if (likeliest_ >= 0) return true;
     }
-    const Job job{row_, n_vocab, sampling, samplers, text, temperature < kColdest};
+    if (samplers.size() == 1 && samplers[0] == Sampler::xtc && !(ends_tempered && sampling.is_dynamic()) &&
+        lower_top(sampling, ends_tempered ? sampling.temperature : 1)) {
+        samplers.clear();
+    }
+    const Job job{row_, n_vocab, sampling, samplers, text, is_greedy};
     const bool is_fast = !samplers.empty() && job.starts_fast();
     if (is_fast) large.read(row_, n_vocab);
     largest_ = is_fast ? large.largest() : kernels.largest_of(row_, n_vocab);
@@ -241,27 +294,123 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         const auto depends_on_order = [](Sampler sampler) {
             return sampler == Sampler::penalties || sampler == Sampler::dry || sampler == Sampler::typical_p;
         };
-        const auto ties_matter = [&] {
-            if (candidates.cut_a_tie || candidates.ends_in_tie) return true;
-            return candidates.has_ties && (job.is_greedy || std::any_of(samplers.begin(), samplers.end(), depends_on_order));
+        const auto ties_matter = [&](const Branch & branch) {
+            const Candidates & found = branch.candidates;
+            if (found.cut_a_tie || found.ends_in_tie) return true;
+            return found.has_ties && (job.is_greedy || std::any_of(samplers.begin(), samplers.end(), depends_on_order));
         };
-        truncate(job, is_fast ? &large : nullptr, candidates);
-        if (is_fast && ties_matter()) truncate(job, nullptr, candidates);
-        return finish_list(candidates, temperature);
+        truncate(job, is_fast ? &large : nullptr, branches);
+        if (is_fast && std::any_of(branches.begin(), branches.end(), ties_matter)) truncate(job, nullptr, branches);
+        return finish_list();
     }
     is_list_ = false;
     if (keep && row_ == logits) keep_row(logits);
     likeliest_ = -1;  // searched for when needed
-    set_temperature(temperature);
+    temper(sampling, ends_tempered);
     return true;
 }
 
-bool Row::finish_list(Candidates & candidates, float temperature) {
+// The mixture that xtc makes of a softmax is one of the same temperature: removed tokens have smaller logits.
+bool Row::lower_top(const Sampling & sampling, float temperature) {
+    thread_local Large large;
+    thread_local std::vector<Candidate> above;
+    large.read(row_, n_vocab_);
+    Softmax softmax{row_, large.largest(), kLog2E, 1.0f};
+    const double sum = kernels.weight_of(softmax, 0, n_vocab_);
+    if (!std::isfinite(softmax.largest) || !(sampling.xtc_threshold > 0)) return false;
+    large.gather(softmax.largest + std::log(sampling.xtc_threshold * static_cast<float>(sum)), above);
+    if (above.size() < 2) return true;
+    std::sort(above.begin(), above.end(), by_logit);
+    if (above[above.size() - 2].logit == above.back().logit) return false;  // which of them stays depends on the order
+    above.pop_back();
+    softmax.rate /= temperature;
+    double removed = 0;
+    for (const Candidate & each : above) removed += std::exp((each.logit - softmax.largest) / temperature);
+    removed /= kernels.weight_of(softmax, 0, n_vocab_);
+    if (removed > 0.99) return false;  // too little is left to know how much
+    const double p = sampling.xtc_probability, factor = (1 - p) / (1 - p + p / (1 - removed));
+    if (row_ != own_.data()) own_.assign(row_, row_ + n_vocab_);
+    row_ = own_.data();
+    for (const Candidate & each : above) own_[each.token] += temperature * static_cast<float>(std::log(factor));
+    return true;
+}
+
+bool Row::set_branch(Candidates & candidates) {
     is_list_ = true;
     set_list(candidates);
-    if (tokens_.empty() || !std::isfinite(largest_)) return false;
-    set_temperature(temperature);
-    return true;
+    return !tokens_.empty() && std::isfinite(largest_);
+}
+
+void Row::temper(const Sampling & sampling, bool ends_tempered) {
+    const bool is_dynamic = ends_tempered && sampling.is_dynamic();
+    set_temperature(sampling.is_greedy() ? 0 : ends_tempered && !is_dynamic ? sampling.temperature : 1);
+    if (is_dynamic && !is_certain_) set_temperature(std::max(sampling.temperature_at(entropy(), n_possible()), kColdest));
+}
+
+size_t Row::n_possible() const {
+    if (is_list_) return tokens_.size();
+    return std::count_if(row_, row_ + n_vocab_, [](float logit) { return logit > kNever; });
+}
+
+double Row::entropy() const {
+    const auto of = [](const float * probs, size_t n) {
+        double sum = 0;
+        for (size_t i = 0; i < n; i++) sum -= probs[i] > 0 ? probs[i] * std::log(probs[i]) : 0;
+        return sum;
+    };
+    if (is_list_) return of(probs_.data(), probs_.size());
+    // In a softmax, -ln p is linear in the logit.
+    double mean = 0;
+    float probs[kBlock];
+    for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
+        const size_t n = std::min(n_vocab_ - begin, kBlock);
+        weights(begin, begin + n, probs);
+        for (size_t i = 0; i < n; i++) probs[i] *= std::max(-1e30f, row_[begin + i] - largest_);  // else 0 * -infinity
+        mean += sum_of(probs, n);
+    }
+    return -std::log(softmax_.scale) - mean;
+}
+
+float Row::observed(const Sampling & sampling, int32_t token) const {
+    if (!sampling.adapts() || !(of(token) > 0)) return of(token);
+    double sum = 0;
+    for (float logit : logits_) sum += std::exp(logit - largest_);
+    const size_t i = std::lower_bound(tokens_.begin(), tokens_.end(), token) - tokens_.begin();
+    return static_cast<float>(std::exp(logits_[i] - largest_) / sum);
+}
+
+void Row::set_adapted(const Candidates & candidates) {
+    const auto & list = candidates.list;
+    float largest = kNever;
+    double sum = 0;
+    for (const Candidate & candidate : list) largest = std::max(largest, candidate.prob);
+    for (size_t i = 0; i < list.size(); i++) sum += probs_[i] = std::exp(list[i].prob - largest);
+    for (float & prob : probs_) prob = static_cast<float>(prob / sum);
+}
+
+void Row::scale(double weight) {
+    for (float & prob : probs_) prob = static_cast<float>(weight * prob);
+}
+
+void Row::add(const Row & other) {
+    std::vector<int32_t> tokens;
+    std::vector<float> probs;
+    for (size_t i = 0, j = 0; i < tokens_.size() || j < other.tokens_.size();) {
+        const bool is_here = i < tokens_.size() && (j == other.tokens_.size() || tokens_[i] <= other.tokens_[j]);
+        const bool is_there = j < other.tokens_.size() && (i == tokens_.size() || other.tokens_[j] <= tokens_[i]);
+        tokens.push_back(is_here ? tokens_[i] : other.tokens_[j]);
+        probs.push_back((is_here ? probs_[i++] : 0) + (is_there ? other.probs_[j++] : 0));
+    }
+    tokens_ = std::move(tokens);
+    probs_ = std::move(probs);
+}
+
+void Row::set_logits(float temperature) {
+    logits_.clear();
+    for (float prob : probs_) logits_.push_back(temperature * std::log(prob));
+    const size_t likeliest = std::max_element(logits_.begin(), logits_.end()) - logits_.begin();
+    largest_ = logits_[likeliest];
+    likeliest_ = tokens_[likeliest];
 }
 
 void Row::set_list(Candidates & candidates) {

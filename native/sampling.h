@@ -33,9 +33,6 @@ public:
     // Becomes the distribution in proportion to these weights (n_vocab). Returns false if they are all 0.
     bool set_weights(const float * weights, size_t n_vocab);
 
-    // Changes the temperature of the last sampler, for the same tokens; 0: the most likely token is certain.
-    void set_temperature(float temperature);
-
     // A row in which one token is certain; -1: none can be drawn.
     static Row certain(int32_t token);
 
@@ -50,6 +47,9 @@ public:
 
     // The difference of the two largest logits, after truncation and before temperature; infinity if there is only one.
     float gap() const;
+
+    // What the state goes on with after this token: its probability; adaptive_p: that before it changed the probabilities.
+    float observed(const Sampling & sampling, int32_t token) const;
 
     // All probabilities (n_vocab).
     void write(float * probs) const;
@@ -73,8 +73,17 @@ public:
 
 private:
     void share(const Row & other);  // shares the tokens and logits of `other`, which must outlive this row
-    bool finish_list(Candidates & candidates, float temperature);
+    bool lower_top(const Sampling & sampling, float temperature);  // false: the samplers must do what xtc does
+    bool set_branch(Candidates & candidates);  // one of those that a mixture is made of; false if no token can be drawn
     void set_list(Candidates & candidates);
+    void temper(const Sampling & sampling, bool ends_tempered);
+    void set_adapted(const Candidates & candidates);  // by adaptive_p; the logits stay those before
+    void scale(double weight);
+    void add(const Row & other);  // of lists
+    void set_logits(float temperature);  // those that have these probabilities
+    double entropy() const;
+    size_t n_possible() const;
+    void set_temperature(float temperature);  // for the same tokens; 0: the most likely token is certain
     void set_rate(float rate);
     void keep_row(const float * logits);
     bool set_plain(std::vector<float> & weights, double & sum);

@@ -19,7 +19,6 @@ from ggufspec.audit.report import (
     Sequences,
 )
 from ggufspec.audit.statistics import Distribution, Floats, Test
-from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.reading import read_toml
@@ -193,7 +192,6 @@ class _Audit:
         }
         if greedy:
             options["temperature"] = 0.0
-            options["samplers"] = (*options.get("samplers", defaults.SAMPLERS), "temperature")
         stream = self._engine.stream(prompt, **options)
         for _ in stream:
             pass
@@ -240,7 +238,7 @@ class _Audit:
             try:
                 batch = {"n_together": n_together, "n_beside": n_beside}
                 rows = next(scoring.logits(engine, before, piece, whose=whose, **batch))
-                yield from stats.to_distributions(rows, sampling, before, piece[:-1])
+                yield from stats.to_distributions(rows, sampling, before, piece[:-1], piece[-1])
             except DecodeError:
                 if whose == "target" or (
                     engine.pair.vocab_map is None and engine.pair.head is None
@@ -253,8 +251,12 @@ class _Audit:
         self._engine.forget()
         singles = np.concatenate([*scoring.logits(self._engine, prompt, text, whose="target")])
         sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
-        n_rows = self._settings.n_together
+        n_rows, n_done = self._settings.n_together, 0
         for at, rows in scoring.reprocessed(self._engine, prompt, text, n_rows):
+            if at > n_done:
+                known, passed = [*prompt, *text[:n_done]], text[n_done:at]
+                stats.to_distributions(singles[n_done:at], sampling, known, passed[:-1], passed[-1])
+                n_done = at
             before, ahead = [*prompt, *text[:at]], text[at : at + len(rows) - 1]
             both = (singles[at : at + len(rows)], rows)
             probs = (stats.to_distributions(each, sampling, before, ahead) for each in both)

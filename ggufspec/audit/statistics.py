@@ -41,10 +41,20 @@ _N_POINTS_MIN = 64  # least number of points for each draft of one token; 8 for 
 
 
 def to_distributions(
-    logits: Logits, sampling: Sampling, tokens: Sequence[int] = (), ahead: Sequence[int] = ()
+    logits: Logits,
+    sampling: Sampling,
+    tokens: Sequence[int] = (),
+    ahead: Sequence[int] = (),
+    next_token: int | None = None,
 ) -> Distribution:
-    """The distributions (n, n_vocab) after `tokens`, then after each token of `ahead` (n - 1)."""
-    probs = np.asarray(to_probs(logits, sampling, tokens, ahead)).astype(np.float64)
+    """The distributions (n, n_vocab) after `tokens`, then after each token of `ahead` (n - 1).
+
+    `next_token`: follows them; the state of `sampling` moves on to the position behind it.
+    """
+    rows = to_probs(logits, sampling, tokens, ahead)
+    if next_token is not None:
+        rows.advance(sampling.native, range(len(ahead)), next_token)
+    probs = np.asarray(rows).astype(np.float64)
     probs /= probs.sum(axis=1, keepdims=True)
     return probs
 

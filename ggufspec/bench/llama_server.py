@@ -150,7 +150,6 @@ def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
         "cache_prompt": False,
         "return_tokens": True,
         "samplers": sampler_names(sampling),
-        "mirostat": 0,
         "logit_bias": [
             [token, False if bias == -math.inf else bias]
             for token, bias in sampling.logit_bias.items()

@@ -14,7 +14,7 @@ from ggufspec.cli.loading import PairOptions
 from ggufspec.cli.parameters import Command, Number, Option, gathered, only, option, read_option
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
-from ggufspec.decoding.sampling_options import NUMBERS, refusal
+from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.models.heads import DraftFile
 
 if TYPE_CHECKING:
@@ -52,15 +52,13 @@ def _breakers(
     return tuple(text for text in given if text != "none")
 
 
-def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    if value not in (None, "0", "0.0"):
-        raise click.UsageError(refusal(option.name or "", option.opts[0]) or "")
-
-
 _NAMES = {  # of options that are not named after their field
     "temperature": "--temp temperature | --temperature $LLAMA_ARG_TEMPERATURE",
+    "dynatemp_exponent": "--dynatemp-exponent | --dynatemp-exp",
     "typical_p": "--typical-p | --typical",
     "top_n_sigma": "--top-n-sigma | --top-nsigma",
+    "mirostat_tau": "--mirostat-tau | --mirostat-ent",
+    "mirostat_eta": "--mirostat-eta | --mirostat-lr",
 }
 
 
@@ -120,10 +118,6 @@ _CONSTRAINTS = (
         callback=lambda context, option, given: given or None,
     ),
 )
-_REFUSED = tuple(
-    click.option(name, hidden=True, expose_value=False, callback=_refused)
-    for name in ("--mirostat", "--xtc-probability", "--adaptive-target")
-)
 
 
 def _to_generate(**sampling: Any) -> dict[str, Any]:
@@ -149,11 +143,11 @@ _OF_DRAFT_MODELS = (
 )
 _NEEDS_DRAFT = "{} needs a draft model: name one with --draft"
 _OF_DRAFTS = ("n_draft", "tree", "verify")  # they also affect n-gram lookup
-_BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS, *_REFUSED)
+_BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS)
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)
 # The options that a server accepts as defaults for its requests.
-_DEFAULTS = (*shared.DRAFTING, _TEMPERATURE, *_SAMPLERS, shared.seed_option, *_REFUSED)
+_DEFAULTS = (*shared.DRAFTING, _TEMPERATURE, *_SAMPLERS, shared.seed_option)
 default_options = gathered("settings", *_DEFAULTS, *shared.SHIFT, make=_to_generate)
 audited_options = gathered(
     "options", *only(shared.DRAFTING, "draft_temperature"), *_SAMPLING, make=_to_generate

@@ -14,6 +14,7 @@ SAMPLERS: Final = (
     "typical_p",
     "top_p",
     "min_p",
+    "xtc",
     "temperature",
 )
 

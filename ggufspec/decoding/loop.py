@@ -41,6 +41,8 @@ def speculate(
     round: there is nothing to clean up.
     """
     ends = frozenset(stop_tokens)
+    if sampling.state is None:
+        sampling = sampling.begun()
     constraint = sampling.constraint
     rows: Rows | None = None  # (n_draft + 1, n_vocab), reused every round
     while len(tokens) < n_end:
@@ -68,6 +70,7 @@ def speculate(
             if constraint is not None:
                 constraint.masks([*tokens, *added[:-1]])  # may raise a more specific error
             raise unusable("no token is allowed after an accepted draft", sampling)
+        probs.advance(sampling.native, verdict.nodes[: len(added) - 1], added[-1])
         tokens.extend(added)
         yield Round(
             added,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,18 +16,12 @@ if TYPE_CHECKING:  # --help reads this module and must not import numpy
     from ggufspec.decoding.types import Constraint
 
 INT_MAX = 2**31 - 1
-_REFUSED = {  # prefix of the names of a sampler and of its options: reason
-    "xtc": "it draws a random number of its own at each token",
-    "mirostat": "it depends on the tokens that it drew before",
-    "adaptive": "it depends on the tokens that it drew before",
-    "infill": "it merges tokens by their texts",
-}
+SAMPLERS = (*defaults.SAMPLERS, "adaptive_p")  # that may be named
 _SAMPLER_NAMES = {  # llama.cpp's names without "-" and "_": name here
-    **{name.replace("_", ""): name for name in defaults.SAMPLERS},
+    **{name.replace("_", ""): name for name in SAMPLERS},
     **{"temp": "temperature", "nucleus": "top_p"},
     **dict.fromkeys(("typ", "typp", "typical"), "typical_p"),
 }
-_NATIVE = {"repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n"}
 
 
 class Range(NamedTuple):
@@ -83,10 +77,12 @@ class Sampling:
 
     The constraint is applied first, then `logit_bias`, then `samplers` in order. The penalties
     (repeat, frequency, presence) and DRY depend on the text before each position, including drafted
-    tokens. Temperature 0 is a one-hot distribution at the largest logit; without the sampler
-    `temperature`, the temperature is 1.
+    tokens. XTC removes tokens with a probability: the distribution is the mixture of both cases.
+    With `mirostat`, only it and the temperature are applied; `adaptive_p` is the last sampler
+    wherever it stands. Both depend on `state`. Temperature 0 is a one-hot distribution at the
+    largest logit; without the sampler `temperature`, other temperatures are 1.
 
-    Raises OptionError for values out of range, and for samplers that define no distribution.
+    Raises OptionError for values out of range, and for XTC with adaptive_p.
     Source: llama.cpp's src/llama-sampler.cpp.
     """
 
@@ -95,6 +91,15 @@ class Sampling:
         _NOT_NEGATIVE,
         "Temperature; 0: greedy. Sampling options that are not given come from the target's file "
         "if it has them.",
+    )
+    dynatemp_range: float = _number(
+        0.0,
+        _NOT_NEGATIVE,
+        "Dynamic temperature: from --temp minus X where the next token is certain to --temp plus X "
+        "where it is not; 0: off.",
+    )
+    dynatemp_exponent: float = _number(
+        1.0, _NOT_NEGATIVE, "Dynamic temperature: exponent of the normalized entropy."
     )
     top_k: int = _number(40, _COUNT, "Keep the k most likely tokens; 0: off.")
     top_p: float = _number(
@@ -109,6 +114,12 @@ class Sampling:
     top_n_sigma: float = _number(
         0.0, _ANY, "Keep tokens within this many standard deviations of the largest logit; 0: off."
     )
+    xtc_probability: float = _number(
+        0.0,
+        _SHARE,
+        "XTC: probability of removing all but the least likely token above the threshold; 0: off.",
+    )
+    xtc_threshold: float = _number(0.1, _SHARE, "XTC: the threshold; above 0.5: off.")
     repeat_last_n: int = _number(
         64, _WINDOW, "Penalize tokens that occur among the last n; 0: off, -1: all."
     )
@@ -125,10 +136,24 @@ class Sampling:
     dry_penalty_last_n: int = _number(
         64, _WINDOW, "DRY: number of last tokens to search; 0: off, -1: all."
     )
+    mirostat: int = _number(
+        0, Range(0, 2), "Mirostat 1 or 2 instead of other samplers than temperature; 0: off."
+    )
+    mirostat_tau: float = _number(5.0, _NOT_NEGATIVE, "Mirostat: surprise to aim at, in bits.")
+    mirostat_eta: float = _number(0.1, _NOT_NEGATIVE, "Mirostat: learning rate.")
+    adaptive_target: float = _number(
+        -1.0,
+        Range(None, 1),
+        "adaptive_p, if it is among the samplers: probability to aim at; below 0: off.",
+    )
+    adaptive_decay: float = _number(
+        0.9, Range(0, 0.99), "adaptive_p: decay of the weight of earlier tokens."
+    )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     samplers: Sequence[str] = defaults.SAMPLERS
     dry_breakers: _native.Breakers | None = None  # DRY's sequence breakers; see llama.breakers
     constraint: Constraint | None = None  # which tokens are allowed next
+    state: _native.TextState | None = None  # of one text; `speculate` moves it on
 
     def __post_init__(self) -> None:
         for name, number in NUMBERS.items():
@@ -145,28 +170,53 @@ class Sampling:
         names = tuple(map(sampler_name, validate.texts("samplers", self.samplers)))
         object.__setattr__(self, "samplers", names)
         for name in self.samplers:
-            if why := refusal(name, f"the sampler {name!r}"):
-                raise OptionError(why)
-            if name not in defaults.SAMPLERS:
+            if name == "infill":
                 raise OptionError(
-                    f"there is no sampler {name!r}; choose from {', '.join(defaults.SAMPLERS)}"
+                    "the sampler 'infill' is not supported: it merges tokens by their texts; leave "
+                    "it out"
                 )
+            if name not in SAMPLERS:
+                raise OptionError(
+                    f"there is no sampler {name!r}; choose from {', '.join(SAMPLERS)}"
+                )
+        order = self._order
+        if "adaptive_p" in order and "xtc" in order and 0 < self.xtc_probability < 1:
+            raise OptionError(
+                "adaptive_p with xtc_probability has no distribution of tokens alone: what it aims "
+                "at would depend on which tokens XTC removed before; leave one of them out"
+            )
 
     @property
     def effective_temperature(self) -> float:
         """The temperature at which tokens are drawn; 0: greedy, also if top_k is 1."""
-        if "top_k" in self.samplers and self.top_k == 1:
+        if "top_k" in self._order and self.top_k == 1:
             return 0.0
-        return self.temperature if "temperature" in self.samplers else 1.0
+        return self.temperature if not self.temperature or "temperature" in self._order else 1.0
+
+    @property
+    def _order(self) -> Sequence[str]:
+        """The samplers that are applied, in order."""
+        if self.mirostat:
+            return ("mirostat", "temperature")
+        is_adaptive = "adaptive_p" in self.samplers and self.adaptive_target >= 0
+        return (
+            *(each for each in self.samplers if each != "adaptive_p"),
+            *("adaptive_p",) * is_adaptive,
+        )
+
+    def begun(self) -> Sampling:
+        """These options with a state of their own, at the start of a text."""
+        return replace(self, state=_native.TextState())
 
     @cached_property
     def native(self) -> _native.Sampling:
         """These options as an object of the extension."""
         return _native.Sampling(
-            **{_NATIVE.get(name, name): getattr(self, name) for name in NUMBERS},
-            samplers=list(self.samplers),
+            numbers={name: getattr(self, name) for name in NUMBERS},
+            samplers=self._order,
             dry_breakers=self.dry_breakers,
             logit_bias=list(self.logit_bias.items()),
+            state=self.state,
         )
 
 
@@ -179,17 +229,3 @@ SAMPLING = (*NUMBERS, "logit_bias", "samplers")
 def sampler_name(name: str) -> str:
     """The name here of the sampler that llama.cpp calls `name`; `name` if it is not supported."""
     return _SAMPLER_NAMES.get(name.replace("-", "").replace("_", ""), name.replace("-", "_"))
-
-
-def refusal(name: str, label: str) -> str | None:
-    """Why a sampler of llama.cpp, or an option of one, is not supported; None if it is.
-
-    The text begins with `label`.
-    """
-    for start, reason in _REFUSED.items():
-        if name.startswith(start):
-            return (
-                f"{label} is not supported: {reason}, so it defines no distribution to verify "
-                "drafts with; leave it out"
-            )
-    return None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
@@ -53,6 +55,7 @@ class Bursts:
         `n_draft`: expected maximum length of the draft.
         """
         stage = self._stage
+        sampling = replace(sampling, state=copy(sampling.state))  # the target's goes on from itself
         self._loop = speculate(
             context,
             drafter=self._drafter,

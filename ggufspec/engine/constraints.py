@@ -26,11 +26,11 @@ def sampling_of(
 ) -> Sampling:
     """The sampling of options, completed with tokens of `vocab`. Raises OptionError.
 
-    `n_prompt`: tokens before the text, which a constraint does not apply to. `compiled`: the
-    constraint of another text with the same options. The first constraint of a vocabulary reads all
-    its tokens; `progress` is called with (done, of).
+    It has the state of one text. `n_prompt`: tokens before the text, which a constraint does not
+    apply to. `compiled`: the constraint of another text with the same options. The first constraint
+    of a vocabulary reads all its tokens; `progress` is called with (done, of).
     """
-    sampling = options.sampling
+    sampling = options.sampling.begun()
     for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_tokens", options.stop_tokens)):
         for token in tokens:
             if not 0 <= token < vocab.n_tokens:

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from ggufspec.common import defaults, validate
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.sampling_options import NUMBERS, SAMPLING, Sampling, refusal, sampler_name
+from ggufspec.decoding.sampling_options import NUMBERS, SAMPLERS, SAMPLING, Sampling, sampler_name
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
 
@@ -33,9 +33,13 @@ _NAMES = {
     "min_p": "min_p",
     "penalty_last_n": "repeat_last_n",
     "penalty_repeat": "repeat_penalty",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
     "sequence": "samplers",
 }
-_UNSUPPORTED = {"xtc_probability": "xtc", "mirostat": "mirostat"}  # 0 is off
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -43,11 +47,15 @@ class GenerateOptions(TypedDict, total=False):
 
     # Sampling, by the names of llama.cpp's server; see Sampling.
     temperature: float  # 0: greedy
+    dynatemp_range: float  # 0: off
+    dynatemp_exponent: float
     top_k: int  # 0: off
     top_p: float  # 1: off
     min_p: float  # 0: off
     typical_p: float  # 1: off
     top_n_sigma: float  # 0 or less: off
+    xtc_probability: float  # 0: off
+    xtc_threshold: float  # above 0.5: off
     repeat_last_n: int  # tokens that the penalties look back on; 0: off, -1: all
     repeat_penalty: float  # 1: off
     frequency_penalty: float
@@ -57,6 +65,11 @@ class GenerateOptions(TypedDict, total=False):
     dry_allowed_length: int
     dry_penalty_last_n: int  # tokens that DRY looks back on; 0: off, -1: all
     dry_sequence_breakers: Sequence[str]  # texts at which DRY restarts its search
+    mirostat: int  # 1, 2; 0: off
+    mirostat_tau: float
+    mirostat_eta: float
+    adaptive_target: float  # below 0: off
+    adaptive_decay: float
     logit_bias: Mapping[int, float]  # added to the logits of tokens; -inf bans one
     samplers: Sequence[str]  # in this order
 
@@ -121,9 +134,6 @@ class CheckedOptions:
     def of(options: GenerateOptions) -> CheckedOptions:
         """Check options; those of SAMPLING become `sampling`. Raises OptionError, TypeError."""
         rest: dict[str, Any] = dict(options)
-        for name in options:
-            if (why := refusal(name, name)) and rest.pop(name):  # 0 is off
-                raise OptionError(why)
         sampling = {name: rest.pop(name) for name in SAMPLING if name in rest}
         if unknown := sorted(rest.keys() - {each.name for each in fields(CheckedOptions)}):
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
@@ -250,9 +260,6 @@ def file_sampling(values: Mapping[str, object]) -> FileSampling:
             options[name] = getattr(Sampling(**{name: found}), name)
         except OptionError as error:
             notes.append(f"{_PREFIX}{key} of the file is not used, but the default: {error}")
-    for key, sampler in _UNSUPPORTED.items():
-        if values.get(_PREFIX + key) not in (None, 0, "0"):
-            notes.append(_not_applied(sampler))
     return FileSampling(options, tuple(notes))  # type: ignore[arg-type]
 
 
@@ -272,19 +279,19 @@ def _number(name: str, value: object) -> float:
         number = math.nan
     if math.isnan(number):
         raise OptionError(f"{name} is {repr(value)[:40]}; it must be a number")
-    if name in ("top_k", "repeat_last_n") and math.isfinite(number):
+    if name in ("top_k", "repeat_last_n", "mirostat") and math.isfinite(number):
         return max(int(number), 0) if name == "top_k" else int(number)
     return number
 
 
 def _samplers(value: object, notes: list[str]) -> list[str]:
     names = [sampler_name(name) for name in str(value).split(";") if name]
-    known = [name for name in names if name in defaults.SAMPLERS]
-    notes += [_not_applied(name[:40]) for name in names if name not in {*known, "xtc"}]
+    known = [name for name in names if name in SAMPLERS]
+    notes += [
+        f"the file asks for the sampler {name[:40]!r}, which is not supported and is left out"
+        for name in names
+        if name not in known
+    ]
     if not known:
         raise OptionError(f"samplers is {repr(value)[:40]}; none of them is supported")
     return known
-
-
-def _not_applied(sampler: str) -> str:
-    return f"the file asks for the sampler {sampler!r}, which is not supported and is left out"

@@ -192,8 +192,9 @@ def compare(
     if at == len(first) == len(second):
         return None
     sampling = sampling_of(options, engine.vocab, len(prompt))
-    kept = tuple(name for name in sampling.samplers if name in _REORDERING)
-    sampling = replace(sampling, temperature=1.0, samplers=kept)
+    used = () if sampling.mirostat else sampling.samplers
+    kept = tuple(name for name in used if name in _REORDERING)
+    sampling = replace(sampling, temperature=1.0, samplers=kept, mirostat=0)
     longer = first if len(first) > at else second
     tokens = [*prompt, *longer[: at + _N_AFTER]]
     there = len(prompt) + at

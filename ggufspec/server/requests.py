@@ -264,8 +264,8 @@ def _options_of(
         options["top_k"] = max(body.top_k, 0)
     if body.top_p is not None:
         options["top_p"] = max(body.top_p, _LEAST_TOP_P)
-    if body.samplers is not None:  # xtc is off: xtc_probability is refused
-        options["samplers"] = [name for name in body.samplers if name != "xtc"]
+    if body.samplers is not None:
+        options["samplers"] = body.samplers
     if body.logit_bias:
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if body.stop_token_ids:

@@ -43,6 +43,23 @@ def test_a_lossless_pair_passes_and_a_seed_repeats_the_report(pair: Engine) -> N
     assert (fresh.batch, fresh.rule, fresh.sequences, fresh.greedy.n_texts) == (None, None, None, 6)
 
 
+SAMPLERS: list[GenerateOptions] = [
+    {"xtc_probability": 0.5, "xtc_threshold": 0.05, "dynatemp_range": 0.5},
+    {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
+    {"samplers": ("min_p", "adaptive_p"), "adaptive_target": 0.4},
+]
+
+
+@pytest.mark.parametrize("options", SAMPLERS, ids=str)
+def test_every_sampler_passes_with_the_state_that_each_text_has(
+    pair: Engine, options: GenerateOptions
+) -> None:
+    """A wrong state would give tokens that have no chance, or another rounding."""
+    report = audit(pair, PROMPTS, replace(NO_TREES, options=options))
+    assert report.differences == ()
+    assert report.sequences.n_impossible == (0, 0)
+
+
 def test_texts_that_end_early_pass(pair: Engine) -> None:
     """At this temperature all tokens are equally likely, so that some texts end early."""
     options: GenerateOptions = {"temperature": 50.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -61,15 +78,6 @@ def test_the_rounds_of_a_stream_have_the_token_that_ends_it(tmp_path: Path) -> N
             pass
     assert [token for round_ in stream.rounds for token in round_.tokens] == [10, 11, 12, end]
     assert stream.completion.tokens == (10, 11, 12)
-
-
-def test_texts_are_greedy_where_the_temperature_is_and_where_no_sampler_reads_it(
-    pair: Engine,
-) -> None:
-    drawn: GenerateOptions = {"temperature": 0.0, "samplers": ("top_k",)}
-    report = audit(pair, PROMPTS, replace(NO_TREES, options=drawn))
-    assert report.sequences is not None
-    assert report.greedy.divergences == ()
 
 
 # What it uses

@@ -15,9 +15,11 @@ from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llama.vocab import Vocab
 
+_SEED = 1
+
 
 class SamplerChain:
-    """The samplers in their order, with `dist` at the end. Close it."""
+    """The samplers in llama.cpp's order, with one at the end that draws. Close it."""
 
     def __init__(
         self, sampling: Sampling, n_vocab: int, *, n_ctx: int, vocab: Vocab | None = None
@@ -27,6 +29,7 @@ class SamplerChain:
         self._chain = llama_cpp.llama_sampler_chain_init(
             llama_cpp.llama_sampler_chain_default_params()
         )
+        self.drawn = -1  # by the last apply
         self._data = (llama_cpp.llama_token_data * n_vocab)()
         self._rows = np.ctypeslib.as_array(self._data)
         self.apply_seconds = 0.0  # inside llama_sampler_apply so far
@@ -35,9 +38,13 @@ class SamplerChain:
                 *(llama_cpp.llama_logit_bias(*pair) for pair in sampling.logit_bias.items())
             )
             self._add(llama_cpp.llama_sampler_init_logit_bias(n_vocab, len(biases), biases))
-        for name in sampling.samplers:
+        names, last = sampling.samplers, "dist"
+        if sampling.mirostat:
+            names, last = ("temperature",), f"mirostat_{sampling.mirostat}"
+        elif "adaptive_p" in names:
+            names, last = [name for name in names if name != "adaptive_p"], "adaptive_p"
+        for name in (*names, last):
             self._add(_makers(sampling, n_vocab, n_ctx, vocab)[name]())
-        self._add(llama_cpp.llama_sampler_init_dist(1))
 
     def _add(self, sampler: Any) -> None:
         assert sampler
@@ -57,12 +64,19 @@ class SamplerChain:
 
     def apply(self, logits: NDArray[np.float32]) -> int:
         """Run the chain over a row of logits (n_vocab); how many candidates it leaves."""
+        self._rows = np.ctypeslib.as_array(self._data)
         self._rows["id"] = np.arange(self._n_vocab)
         self._rows["logit"] = logits
         candidates = llama_cpp.llama_token_data_array(self._data, self._n_vocab, -1, False)
         start = perf_counter()
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(candidates))
         self.apply_seconds += perf_counter() - start
+        # A sampler that skips tokens at the start moves the address.
+        at = ctypes.cast(
+            candidates.data, ctypes.POINTER(llama_cpp.llama_token_data * candidates.size)
+        )
+        self._rows = np.ctypeslib.as_array(at.contents)
+        self.drawn = int(self._rows["id"][candidates.selected])
         return int(candidates.size)
 
     def close(self) -> None:
@@ -99,7 +113,22 @@ def _makers(
         "typical_p": lambda: llama_cpp.llama_sampler_init_typical(sampling.typical_p, 0),
         "top_p": lambda: llama_cpp.llama_sampler_init_top_p(sampling.top_p, 0),
         "min_p": lambda: llama_cpp.llama_sampler_init_min_p(sampling.min_p, 0),
-        "temperature": lambda: llama_cpp.llama_sampler_init_temp_ext(
-            sampling.temperature, 0.0, 1.0
+        "xtc": lambda: llama_cpp.llama_sampler_init_xtc(
+            sampling.xtc_probability, sampling.xtc_threshold, 0, _SEED
         ),
+        "temperature": lambda: llama_cpp.llama_sampler_init_temp_ext(
+            sampling.temperature,
+            0.0 if sampling.mirostat else sampling.dynatemp_range,
+            sampling.dynatemp_exponent,
+        ),
+        "mirostat_1": lambda: llama_cpp.llama_sampler_init_mirostat(
+            n_vocab, _SEED, sampling.mirostat_tau, sampling.mirostat_eta, 100
+        ),
+        "mirostat_2": lambda: llama_cpp.llama_sampler_init_mirostat_v2(
+            _SEED, sampling.mirostat_tau, sampling.mirostat_eta
+        ),
+        "adaptive_p": lambda: llama_cpp.llama_sampler_init_adaptive_p(
+            sampling.adaptive_target, sampling.adaptive_decay, _SEED
+        ),
+        "dist": lambda: llama_cpp.llama_sampler_init_dist(_SEED),
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
@@ -24,10 +25,19 @@ from tests.benchmarks.llama_chain import SamplerChain
 
 Floats = NDArray[np.float32]
 
+_MIN_P = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.05)
 SAMPLINGS = {
     "full softmax": Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
     "top-k 40, top-p 0.95": Sampling(temperature=1.0, top_k=40, top_p=0.95, min_p=0.0),
-    "min-p 0.05": Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.05),
+    "min-p 0.05": _MIN_P,
+    "min-p 0.05, XTC": replace(_MIN_P, xtc_probability=0.5),
+    "XTC": replace(_MIN_P, min_p=0.0, xtc_probability=0.5),
+    "dynatemp 0.5": replace(_MIN_P, min_p=0.0, dynatemp_range=0.5),
+    "mirostat 1": Sampling(temperature=1.0, mirostat=1),
+    "mirostat 2": Sampling(temperature=1.0, mirostat=2),
+    "min-p 0.05, adaptive-p": replace(
+        _MIN_P, samplers=("min_p", "adaptive_p"), adaptive_target=0.5
+    ),
 }
 _N_SETS = 4  # each round has new rows, as from a model
 

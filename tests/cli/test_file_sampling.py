@@ -12,9 +12,9 @@ from cli.conftest import Command
 
 from ggufspec.decoding.sampling_options import Sampling
 
-SAMPLING = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "mirostat": 2}
+SAMPLING = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": "warm"}
 LINE = "sampling from the file: temperature 0.7, top-k 20, top-p 0.8"
-NOT_APPLIED = "the file asks for the sampler 'mirostat', which is not supported and is left out"
+NOT_APPLIED = "general.sampling.min_p of the file is not used, but the default: "
 PROMPT = ("-p", "hi", "-n", "4")
 
 

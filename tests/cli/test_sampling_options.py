@@ -83,5 +83,18 @@ def test_forced_tokens_are_reported(run: Command) -> None:
     assert "n_forced" not in run(*TARGET, "--json").document["notes"]
 
 
-def test_switching_off_what_is_refused_is_fine(run: Command) -> None:
-    assert run(*TARGET, "--mirostat", "0", "--xtc-probability", "0.0").code == 0
+def test_all_samplers_of_llama_cpp_are_options(run: Command) -> None:
+    given = ("--xtc-probability", "0.5", "--dynatemp-range", "0.3", "--dynatemp-exp", "1.5")
+    given += ("--adaptive-target", "0.4", "--mirostat", "2", "--mirostat-ent", "4")
+    settings = run(*TARGET, *given, "--mirostat-lr", "0.2", "--json").document["settings"]
+    assert (settings["xtc_probability"], settings["dynatemp_range"]) == (0.5, 0.3)
+    assert (settings["dynatemp_exponent"], settings["adaptive_target"]) == (1.5, 0.4)
+    assert [settings[f"mirostat{end}"] for end in ("", "_tau", "_eta")] == [2, 4.0, 0.2]
+
+
+def test_a_banned_string_is_never_written(run: Command) -> None:
+    plain = run(*TARGET, "--temp", "0", "--json").document["text"]
+    banned = plain.strip()[:2]
+    found = run(*TARGET, "--temp", "0", "--banned-string", banned, "--json").document["text"]
+    assert banned in plain
+    assert banned.lower() not in found.lower()

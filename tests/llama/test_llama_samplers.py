@@ -46,6 +46,40 @@ CHAINS: list[dict[str, Any]] = [
     {"samplers": ("top_p", "dry", "min_p"), "dry_multiplier": 1.5},
     {"samplers": ("top_k", "temperature", "min_p", "temperature"), "temperature": 0.5},
     {"samplers": ()},
+    {**OFF, "temperature": 0.9, "dynatemp_range": 0.6},
+    {"temperature": 1.2, "dynatemp_range": 2.0, "dynatemp_exponent": 0.4},
+    {"samplers": ("temperature", "top_k", "min_p"), "dynatemp_range": 0.5, "min_p": 0.2},
+]
+# XTC, alone and between others; above 0.5 it is off.
+MIXTURES: list[dict[str, Any]] = [
+    {"xtc_threshold": 0.1},
+    {"xtc_threshold": 0.02, "temperature": 1.4},
+    {"xtc_threshold": 0.51},
+    {**OFF, "xtc_threshold": 0.05},
+    {**OFF, "xtc_threshold": 0.0, "top_k": 12},
+    {**OFF, "xtc_threshold": 0.05, "min_p": 0.02, "dynatemp_range": 0.7, "dry_multiplier": 1.0},
+    {"samplers": ("xtc", "min_p", "temperature"), "xtc_threshold": 0.03, "min_p": 0.3},
+    {"samplers": ("temperature", "xtc", "top_p"), "xtc_threshold": 0.1, "top_p": 0.7},
+]
+STATEFUL: list[dict[str, Any]] = [
+    *(
+        {"mirostat": version, **more}
+        for version in (1, 2)
+        for more in (
+            {"temperature": 1.0},
+            {"mirostat_tau": 2.0, "mirostat_eta": 0.5, "temperature": 0.7},
+            {"mirostat_tau": 0.0, "mirostat_eta": 1.0, "temperature": 1.5, "dynatemp_range": 0.5},
+        )
+    ),
+    *(
+        {"samplers": samplers, "adaptive_target": target, **more}
+        for samplers, target, more in (
+            (("min_p", "adaptive_p"), 0.3, {}),
+            (("adaptive_p", "top_k", "temperature"), 0.7, {"adaptive_decay": 0.5}),
+            (("adaptive_p",), 0.0, {"adaptive_decay": 0.0}),
+            (("min_p", "adaptive_p"), -1.0, {}),
+        )
+    ),
 ]
 
 
@@ -78,11 +112,11 @@ def random_row(rng: np.random.Generator, n_vocab: int) -> np.ndarray:
     return row.astype(np.float32)
 
 
-def check(found: np.ndarray, expected: np.ndarray) -> None:
+def check(found: np.ndarray, expected: np.ndarray, atol: float = 1e-5) -> None:
     assert found.shape == expected.shape
     # Below 1e-36, our exponential is 0.
     np.testing.assert_array_equal(found > 1e-36, expected > 1e-36)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=atol)
 
 
 @pytest.mark.parametrize("options", CHAINS, ids=str)
@@ -98,10 +132,83 @@ def test_random_rows_have_llama_cpps_distribution(options: dict[str, Any], model
                 continue
             if sampling.typical_p < 1 and np.isinf(row).any():
                 continue  # llama.cpp's entropy is NaN, and what it keeps arbitrary
+            if sampling.dynatemp_range > 0 and np.isinf(row).any():
+                continue  # llama.cpp counts banned tokens as possible ones
             chain = SamplerChain(sampling, n_vocab, n_ctx=4096, vocab=model.vocab)
             chain.accept(tokens)
             check(np.asarray(to_probs(row[None], ours, tokens))[0], chain.probs(row))
             chain.close()
+
+
+@pytest.mark.parametrize("options", MIXTURES, ids=str)
+def test_xtc_mixes_the_distributions_with_and_without_it(
+    options: dict[str, Any], model: Model
+) -> None:
+    """llama.cpp's sampler gives both: with probability 0, and 1."""
+    rng, n_mixed = np.random.default_rng(3), 0
+    breakers = model.vocab.sequence_breakers(BREAKERS)
+    for n_vocab, n_rows in ((3, 30), (90, 30), (1500, 20), (4096, 20)):
+        for _ in range(n_rows):
+            row = random_row(rng, n_vocab)
+            if (options.get("dynatemp_range") or not options["xtc_threshold"]) and np.isinf(
+                row
+            ).any():
+                continue  # llama.cpp counts banned tokens as possible ones
+            tokens = [1, *text_of(rng, int(rng.integers(0, 100)), n_vocab)]
+            both = []
+            for probability in (0.0, 1.0):
+                sampling = Sampling(**options, xtc_probability=probability)
+                chain = SamplerChain(sampling, n_vocab, n_ctx=4096, vocab=model.vocab)
+                chain.accept(tokens)
+                both.append(chain.probs(row))
+                chain.close()
+                own = replace(sampling, dry_breakers=breakers)
+                check(np.asarray(to_probs(row[None], own, tokens))[0], both[-1])
+            n_mixed += not np.array_equal(*both)
+            own = replace(own, xtc_probability=0.3)
+            check(np.asarray(to_probs(row[None], own, tokens))[0], 0.7 * both[0] + 0.3 * both[1])
+            greedy = np.asarray(to_probs(row[None], replace(own, temperature=0), tokens))[0]
+            assert greedy.max() == 1
+    assert (n_mixed > 0) == (options["xtc_threshold"] <= 0.5)
+
+
+def test_xtc_is_the_law_of_llama_cpps_draws() -> None:
+    row = np.array([2.0, 1.8, 1.5, 1.0, 0.3, -1.0], np.float32)
+    sampling = Sampling(xtc_probability=0.4, xtc_threshold=0.12)
+    chain = SamplerChain(sampling, len(row), n_ctx=64)
+    n_draws = 100_000
+    counts = np.zeros(len(row))
+    for _ in range(n_draws):
+        chain.apply(row)
+        counts[chain.drawn] += 1
+    chain.close()
+    expected = np.asarray(to_probs(row[None], sampling))[0]
+    deviations = np.sqrt(n_draws * expected * (1 - expected))
+    assert np.abs(counts - n_draws * expected).max() < 4.5 * deviations.max()
+
+
+@pytest.mark.parametrize("options", STATEFUL, ids=str)
+def test_states_follow_the_tokens_as_llama_cpps_do(options: dict[str, Any]) -> None:
+    """Along a chain of tokens that llama.cpp draws, in one call, and call by call."""
+    rng = np.random.default_rng(11)
+    for n_vocab in (30, 90, 4096):  # with few, llama.cpp mirostat counts more than an int holds
+        for spread in (1.0, 4.0):
+            sampling = Sampling(**options)
+            chain = SamplerChain(sampling, n_vocab, n_ctx=64)
+            rows = rng.normal(0, spread, (30, n_vocab)).astype(np.float32)
+            expected, drawn = [], list[int]()
+            for row in rows:
+                expected.append(chain.probs(row))
+                drawn.append(chain.drawn)
+                chain.accept([chain.drawn])
+            chain.close()
+            at_once = to_probs(rows, sampling, (), drawn[:-1])
+            begun = sampling.begun()
+            for i, token in enumerate(drawn):
+                single = to_probs(rows[i : i + 1], begun, drawn[:i])
+                single.advance(begun.native, (), token)
+                check(np.asarray(single)[0], expected[i], 2e-5)
+                check(np.asarray(at_once)[i], expected[i], 2e-5)
 
 
 def test_sequence_breakers_are_those_of_llama_cpp(model: Model) -> None:

@@ -60,7 +60,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"logit_bias": {"a b": 1}}, "logit_bias: 'a b' is not a token id; send"),
         ({"logit_bias": {"999999": 1}}, "logit_bias names token 999999"),
         ({"logit_bias": [[5]]}, "logit_bias: send an object of token ids and biases, or a list"),
-        ({"samplers": ["mirostat"]}, "the sampler 'mirostat' is not supported: "),
+        ({"samplers": ["infill"]}, "the sampler 'infill' is not supported: "),
         ({"n_draft": 999}, "n_draft is 999, but this engine was loaded for at"),
         ({"draft_n": -1}, "draft_n is -1; it must be at least 1, or 'auto'"),
         ({"drafter": "../model"}, "there is no drafter '../model'"),
@@ -175,7 +175,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [{**HELLO[0], "images": ["x"]}]}, "messages.0.images: is not supported"),
     ],
     "/api/generate": [
-        ({"options": {"mirostat": 1}}, "options.mirostat: has no distribution"),
+        ({"options": {"mirostat": 3}}, "options.mirostat is 3; it must be less than or equal to 2"),
         ({"options": {"n_draft": 999}}, "options.n_draft is 999, but this engine"),
     ],
     "/detokenize": [({"tokens": [10**6]}, "token 1000000 does not exist; ids are 0 to ")],

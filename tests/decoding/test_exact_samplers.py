@@ -1,0 +1,206 @@
+"""Under XTC, mirostat and adaptive_p, every text has the target's probability: by enumeration.
+
+The loop and its distributions are the real ones. All tokens that a draft could have are tried, and
+all verdicts on it. What the target alone writes is computed here, token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from enumerated import TWINS, Choices, Distribution, distance
+from fakes import FakeSession, hashed_logits, speculated
+
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict, Verify
+
+N_VOCAB = 3
+N_TOKENS = 3
+PROMPT = (2, 0)
+TARGET = hashed_logits(N_VOCAB, 21, spread=1.3)
+DRAFT = hashed_logits(N_VOCAB, 22, spread=1.0)
+OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 0.9}
+
+
+def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    weights = np.exp((logits - logits.max()) / temperature)
+    return weights / weights.sum()
+
+
+# What the target alone does: the distribution of the next token, and the state after each token.
+
+Step = tuple[np.ndarray, Callable[[int], Any]]
+
+
+def xtc(logits: np.ndarray, state: Any) -> Step:
+    """Probability 0.4, threshold 0.2."""
+    probs = softmax(logits)
+    above = sorted(np.nonzero(probs >= 0.2)[0], key=lambda token: -probs[token])
+    rest = logits.copy()
+    rest[above[:-1]] = -np.inf
+    return 0.6 * softmax(logits, 0.9) + 0.4 * softmax(rest, 0.9), lambda token: None
+
+
+def mirostat(logits: np.ndarray, mu: float | None) -> Step:
+    """Version 2 with tau 1, eta 0.6."""
+    mu = 2.0 if mu is None else mu
+    probs = softmax(logits, 0.9)
+    kept = (-np.log2(probs) <= mu) | (probs == probs.max())
+    kept = kept if (-np.log2(probs) <= mu).any() else probs == probs.max()
+    probs = np.where(kept, probs, 0) / probs[kept].sum()
+    return probs, lambda token: mu - 0.6 * (-np.log2(probs[token]) - 1.0)
+
+
+def adaptive(logits: np.ndarray, sums: tuple[float, float] | None) -> Step:
+    """Target 0.3, decay 0.5."""
+    weighted, total = sums or (0.6, 2.0)
+    before = softmax(logits, 0.9)
+    far = np.abs(before - np.clip(0.6 - weighted / total, 0, 1)) / 0.3
+    after = softmax(5 - 10 * far**2 / (1 + far))
+    return after, lambda token: (before[token] + 0.5 * weighted, 1 + 0.5 * total)
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray, Any], Step]]] = {
+    "xtc": ({"xtc_probability": 0.4, "xtc_threshold": 0.2}, xtc),
+    "mirostat": ({"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.6}, mirostat),
+    "adaptive_p": (
+        {
+            "samplers": ("temperature", "adaptive_p"),
+            "adaptive_target": 0.3,
+            "adaptive_decay": 0.5,
+        },
+        adaptive,
+    ),
+}
+
+
+def target_distribution(step: Callable[[np.ndarray, Any], Step]) -> Distribution:
+    going: dict[tuple[int, ...], tuple[float, Any]] = {(): (1.0, None)}
+    for _ in range(N_TOKENS):
+        longer = {}
+        for (text, (chance, state)), token in product(going.items(), range(N_VOCAB)):
+            probs, next_state = step(TARGET((*PROMPT, *text)), state)
+            if probs[token] > 0:
+                longer[(*text, token)] = (chance * probs[token], next_state(token))
+        going = longer
+    return {text: chance for text, (chance, _) in going.items()}
+
+
+# All that drafts and verdicts can be
+
+SHAPES: dict[str, Sequence[int]] = {
+    "chain": (),
+    "tree": (-1, 0, -1, 2),  # two branches of two tokens
+}
+
+
+class Drawn:
+    """A draft of four nodes at most, each of whose tokens is tried; siblings differ."""
+
+    def __init__(self, choices: Choices, parents: Sequence[int]) -> None:
+        self._choices, self._parents = choices, parents
+
+    def draft(self, tokens: Sequence[int], n_most: int) -> Draft:
+        n = min(n_most, 2)
+        parents = [each for each in self._parents if n == 2 or (n and each < 0)]
+        drawn, rows = list[int](), list[np.ndarray]()
+        for node in range(len(parents) or n):
+            parent = parents[node] if parents else node - 1
+            prefix = (*tokens, *([] if parent < 0 else [drawn[parent]]))
+            row = softmax(DRAFT(tuple(prefix)))
+            siblings = [drawn[i] for i, each in enumerate(parents[:node]) if each == parent]
+            row[siblings] = 0
+            rows.append(row / row.sum())
+            drawn.append(self._choices.choose(rows[-1].tolist()))
+        return Draft(drawn, np.array(rows, np.float32) if rows else None, parents=parents)
+
+    def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None: ...
+
+
+def judged(rule: str, choices: Choices) -> Verify:
+    """Any verdict on a chain or a tree, with its probability."""
+
+    def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        target = np.asarray(target_probs).astype(float)
+        probs = None if draft.probs is None else np.asarray(draft.probs).astype(float)
+        parents = list(draft.parents) or list(range(-1, len(draft.tokens) - 1))
+        twin = TWINS[rule](list(draft.tokens), probs, target, parents)
+        weights = (np.asarray(twin.reached())[:, None] * twin.rests).ravel()
+        node, token = divmod(choices.choose(weights.tolist()), N_VOCAB)
+        path, last = list[int](), node - 1
+        while last >= 0:
+            path.insert(0, last)
+            last = parents[last]
+        return Verdict(len(path), token, path if draft.parents else None)
+
+    return verify
+
+
+def all_texts(rule: str, shape: str, sampling: Sampling, **loop: Any) -> Distribution:
+    choices, found = Choices(), Distribution()
+    for _ in choices.runs():
+        tokens = list(PROMPT)
+        for _round in rounds_of(tokens, choices, rule, shape, sampling, **loop):
+            pass
+        text = tuple(tokens[len(PROMPT) :])
+        found[text] = found.get(text, 0.0) + choices.probability
+    return found
+
+
+def rounds_of(
+    tokens: list[int], choices: Choices, rule: str, shape: str, sampling: Sampling
+) -> Iterator[object]:
+    return speculated(
+        tokens,
+        target=FakeSession(TARGET),
+        drafter=Drawn(choices, SHAPES[shape]),
+        verify=judged(rule, choices),
+        sampling=sampling,
+        uniforms=lambda n: [0.5] * n,
+        n_draft=4,
+        n_end=len(PROMPT) + N_TOKENS,
+    )
+
+
+@pytest.mark.parametrize("rule", TWINS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("case", CASES)
+def test_every_text_has_the_targets_probability(case: str, shape: str, rule: str) -> None:
+    options, step = CASES[case]
+    found = all_texts(rule, shape, Sampling(**{**OFF, **options}))
+    assert sum(found.values()) == pytest.approx(1)
+    assert distance(found, target_distribution(step)) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["mirostat", "adaptive_p"])
+def test_a_state_that_each_round_begins_anew_is_found(case: str) -> None:
+    """The test above sees a wrong state."""
+    options, step = CASES[case]
+    sampling = Sampling(**{**OFF, **options})
+    choices, found = Choices(), Distribution()
+    for _ in choices.runs():
+        tokens = list(PROMPT)
+        while len(tokens) < len(PROMPT) + N_TOKENS:
+            next(iter(rounds_of(tokens, choices, "traversal", "chain", sampling)))
+        text = tuple(tokens[len(PROMPT) :])
+        found[text] = found.get(text, 0.0) + choices.probability
+    assert distance(found, target_distribution(step)) > 0.01
+
+
+def test_a_coin_of_xtc_for_a_whole_round_is_found() -> None:
+    """It is one for each token; the test above sees the difference."""
+    options, step = CASES["xtc"]
+    both = [Sampling(**{**OFF, **options, "xtc_probability": each}) for each in (0.0, 1.0)]
+    choices, found = Choices(), Distribution()
+    for _ in choices.runs():
+        tokens = list(PROMPT)
+        while len(tokens) < len(PROMPT) + N_TOKENS:
+            sampling = both[choices.choose([0.6, 0.4])]
+            next(iter(rounds_of(tokens, choices, "traversal", "chain", sampling)))
+        text = tuple(tokens[len(PROMPT) :])
+        found[text] = found.get(text, 0.0) + choices.probability
+    assert distance(found, target_distribution(step)) > 0.001
