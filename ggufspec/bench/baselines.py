@@ -31,7 +31,7 @@ _SERVERS = (LLAMA_SERVER, LLAMA_SERVER_PLAIN)
 _FOLDERS = (".", "bin", "build/bin")  # of a llama.cpp build
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _BREAKERS = "dry_sequence_breakers"
-_UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline supports
+_UNSUPPORTED = (*CONSTRAINTS, "stop", "banned_strings")  # options that no baseline supports
 
 
 class BaselineRunner(Protocol):

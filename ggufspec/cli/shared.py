@@ -24,7 +24,7 @@ _SECTIONS: Final = {
     "Prompt": "limit chat system | n_prompts",
     "Text": "max_tokens n_tokens stop | ignore_eos context_shift n_keep",
     "Sampling": "temperature temperatures top_k top_p seed "
-    f"| {' '.join(NUMBERS)} dry_sequence_breakers logit_bias samplers",
+    f"| {' '.join(NUMBERS)} dry_sequence_breakers logit_bias banned_strings samplers",
     "Constraints": "json_schema | json_schema_file grammar grammar_file regex regex_file choices",
     "Drafting": "n_draft lengths | tree trees drafter prediction drafters "
     "verify rules draft_temperature acceptance",

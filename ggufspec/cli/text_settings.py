@@ -94,6 +94,12 @@ _SAMPLERS = (
         callback=_biases,
     ),
     option(
+        "--banned-string banned_strings",
+        "A string that the text never contains, in upper or lower case; may be given several "
+        "times.",
+        multiple=True,
+    ),
+    option(
         "--samplers",
         f"Samplers in their order, separated by ';'.  [default: {'; '.join(defaults.SAMPLERS)}]",
         callback=_names,

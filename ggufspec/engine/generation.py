@@ -20,6 +20,7 @@ from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
+from ggufspec.engine.banned_strings import BannedStrings, HeldToken, drop_tokens
 from ggufspec.engine.calibration import calibrate, calibrate_draft
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of_rows
 from ggufspec.engine.pair import Pair
@@ -60,8 +61,9 @@ class Generation:
         )
         has_stage = drafter_name == "staged" and pair.draft is not None and pair.head is None
         self._policy, self._policy_of_draft = self._policies(drafter_name, has_stage=has_stage)
-        # No constraint, whose state counts from the prompt on, and no coins by position.
-        can_shift = text.sampling.constraint is None and not pair.is_exact
+        # No constraint or bans, whose state counts from the prompt on, and no coins by position.
+        can_shift = text.sampling.constraint is None and not options.banned_strings
+        can_shift = can_shift and not pair.is_exact
         n_ctx = pair.target.n_ctx
         self._room = Room(options, n_prompt=self.n_prompt, n_ctx=n_ctx, can_shift=can_shift)
         self._text_stream = TextStream(
@@ -72,6 +74,7 @@ class Generation:
         self._end_tokens = {*pair.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
+        self._banned = BannedStrings(options.banned_strings) if options.banned_strings else None
         self._asked: Ask | None = None  # not answered yet
         self._begun_at = perf_counter()
         self._prompt_seconds = self._started_at = self._ended_at = 0.0
@@ -185,8 +188,11 @@ class Generation:
     def _finish(self) -> None:
         constraint = self._prepared.sampling.constraint
         is_complete = constraint is not None and constraint.is_over(self._all_tokens)
-        self.finish_reason = "stop" if is_complete else "length"
-        self._write_run((), (), drafted=False)  # flush text that was held back
+        if self._banned is not None:
+            self._write_held(self._banned.release_all())
+        if self.finish_reason is None:
+            self.finish_reason = "stop" if is_complete else "length"
+            self._write_run((), (), drafted=False)  # flush text that was held back
         self.end()
 
     def end(self) -> None:
@@ -309,11 +315,42 @@ class Generation:
         n, rows = round_.n_accepted, []
         if self._n_top is not None:  # the first token follows the text, each other one a node
             rows = [logits[0], *(logits[node + 1] for node in round_.nodes)]
-        if n:
+        if self._banned is not None:
+            self._write_unbanned(self._banned, round_, rows)
+        elif n:
             self._write_run(round_.tokens[:n], rows[:n], drafted=True)
-        if self.finish_reason is None:
+        if self._banned is None and self.finish_reason is None:
             self._write_run(round_.tokens[n:], rows[n:], drafted=False)
         self._ended_at = perf_counter()
+
+    def _write_unbanned(
+        self, banned: BannedStrings, round_: Round, rows: Sequence[NDArray[np.float32]]
+    ) -> None:
+        """Write the tokens that cannot belong to a banned string; after one, go back."""
+        for i, token in enumerate(round_.tokens):
+            row = rows[i].copy() if rows else None  # it is valid until the next pass
+            held = HeldToken(token, self._piece(token), row, i < round_.n_accepted)
+            if dropped := banned.push(held):
+                self._go_back(dropped[0].token, len(dropped) + len(round_.tokens) - i - 1)
+                break
+            if token in self._end_tokens:
+                return self._write_held(banned.release_all())
+        self._write_held(banned.release())
+
+    def _go_back(self, token: int, n: int) -> None:
+        """Drop the last `n` tokens, and ban the first one of them there."""
+        del self._all_tokens[-n:]
+        drop_tokens(self.rounds, n)
+        assert self._prepared.sampling.state is not None
+        self._prepared.sampling.state.rewind(n, len(self._all_tokens), token)
+        self._loop.close()
+        self._loop = self._continued()
+
+    def _write_held(self, held: Sequence[HeldToken]) -> None:
+        for each in held:
+            if self.finish_reason is None:
+                rows = () if each.row is None else (each.row,)
+                self._write_run((each.token,), rows, drafted=each.is_drafted)
 
     def _write_run(
         self, run: Sequence[int], rows: Sequence[NDArray[np.float32]], *, drafted: bool
@@ -328,8 +365,7 @@ class Generation:
                 self.finish_reason = "stop"
                 break
             tokens.append(token)
-            piece_of = self._vocab.shown if token in self._shown_tokens else self._vocab.piece
-            text += self._text_stream.push(piece_of(token))
+            text += self._text_stream.push(self._piece(token))
             ends.append(self._text_stream.n_chars)
             if self._text_stream.ended_by is not None:
                 self.finish_reason = "stop"
@@ -341,3 +377,7 @@ class Generation:
             self._tokens += tokens
             more = logprobs_of_rows(rows, tokens, self._n_top, self._vocab), tuple(ends)
             self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens), *more))
+
+    def _piece(self, token: int) -> bytes:
+        is_shown = token in self._shown_tokens
+        return self._vocab.shown(token) if is_shown else self._vocab.piece(token)

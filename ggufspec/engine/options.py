@@ -86,6 +86,8 @@ class GenerateOptions(TypedDict, total=False):
     # Texts that end the generation; they are not part of the text.
     stop: str | Collection[str] | None
     stop_tokens: Collection[int] | None  # further token ids that end the generation
+    # The text never contains them, in upper or lower case: see BannedStrings.
+    banned_strings: Collection[str] | None
     ignore_eos: bool  # ban the tokens that end a text
     shown_tokens: Collection[int]  # control tokens whose names are written into the text
     min_tokens: int  # minimum number of tokens before an end token is allowed
@@ -117,6 +119,7 @@ class CheckedOptions:
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
+    banned_strings: Sequence[str] = ()
     ignore_eos: bool = False
     shown_tokens: Collection[int] = ()
     min_tokens: int = 0
@@ -139,10 +142,6 @@ class CheckedOptions:
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
         given = CheckedOptions(sampling=Sampling(**sampling), **rest)
         _check(given)
-        stop = (given.stop,) if isinstance(given.stop, str) else given.stop
-        stop = list(stop) if isinstance(stop, Set) else stop
-        if stop is not None and "" in stop:
-            raise OptionError("a stop string is empty; give at least one character")
         prediction = given.prediction
         if prediction is not None and not isinstance(prediction, str):
             prediction = validate.tokens("prediction", prediction)
@@ -150,7 +149,8 @@ class CheckedOptions:
             given,
             n_draft=_checked_n_draft(given.n_draft),
             draft_temperature=_checked_draft_temperature(given),
-            stop=validate.texts("stop", () if stop is None else stop),
+            stop=_texts("stop", given.stop),
+            banned_strings=_texts("banned_strings", given.banned_strings),
             stop_tokens=validate.tokens("stop_tokens", given.stop_tokens),
             prediction=prediction,
             constraint_grammar=_constraint_grammar(given),
@@ -196,6 +196,14 @@ def _check(given: CheckedOptions) -> None:
     validate.whole("n_keep", given.n_keep)
     validate.function("progress", given.progress)
     validate.texts("dry_sequence_breakers", given.dry_sequence_breakers)
+
+
+def _texts(name: str, given: Collection[str] | None) -> Sequence[str]:
+    texts = (given,) if isinstance(given, str) else () if given is None else given
+    found = validate.texts(name, list(texts) if isinstance(texts, Set) else texts)
+    if "" in found:
+        raise OptionError(f"a text of {name} is empty; give at least one character")
+    return found
 
 
 def _checked_n_draft(n_draft: int | str) -> int | str:

@@ -14,6 +14,7 @@ from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
+from ggufspec.errors import OptionError
 
 # A prompt that is k tokens shorter goes first if it arrives less than k times this many seconds
 # later. A large model on a CPU takes about this long for a token.
@@ -57,6 +58,12 @@ def prepared(
     constraint of a vocabulary reads all its tokens, with progress.
     """
     drafters.uses_model(options.drafter_name(has_draft=pair.draft is not None))  # or it is unknown
+    is_exact = pair.is_exact and options.sampling.effective_temperature > 0
+    if is_exact and options.banned_strings:
+        raise OptionError(
+            "banned_strings cannot repeat a sampled text exactly: going back draws tokens anew; "
+            "leave it out, or load without exact (--exact), or use temperature 0"
+        )
     heard = options.progress and partial(options.progress, "vocabulary")
     compiled = like.sampling.constraint if like is not None else None
     return PreparedText(

@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import AnyStr, Literal, NamedTuple
 
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.logprobs import TokenLogprobs
@@ -102,7 +102,7 @@ class TextStream:
         return text[: len(text) - n_held]
 
 
-def n_begun(text: str, words: Sequence[str], n_most: int) -> int:
+def n_begun(text: AnyStr, words: Sequence[AnyStr], n_most: int) -> int:
     """Length of the longest suffix of `text`, up to n_most, that begins one of sorted `words`."""
     for n in range(min(len(text), n_most), 0, -1):
         end = text[-n:]

@@ -39,6 +39,7 @@ _OPTIONS = (
     *(
         "dry_sequence_breakers",
         "stop",
+        "banned_strings",
         "ignore_eos",
         "min_tokens",
         "n_keep",

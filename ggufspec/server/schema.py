@@ -146,6 +146,9 @@ class GenerationBody(_Numbers):
     )
     seed: int | None = Field(None, description="-1: a random one.")
     stop: Annotated[_Stop | _Stops | None, BeforeValidator(_without_empty)] = None
+    banned_strings: Stops = Field(
+        None, description="The text never contains them, in upper or lower case."
+    )
     stop_token_ids: list[TokenId] | None = Field(None, max_length=N_STOPS)
     ignore_eos: bool | None = None
     n: int | None = Field(None, ge=1, le=N_CHOICES)

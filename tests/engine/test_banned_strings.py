@@ -1,0 +1,156 @@
+"""A text never contains a banned string, and has the same distribution with and without drafts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ggufspec
+from ggufspec.decoding.sampling import Sampling, to_probs
+from ggufspec.engine import scoring
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.stream import Stream
+from ggufspec.errors import OptionError
+
+PROMPT = "hello"
+N_TOKENS = 3
+OPTIONS: dict[str, Any] = {"temperature": 1.5, "top_k": 3, "top_p": 1.0, "min_p": 0.0}
+Law = dict[tuple[int, ...], float]
+
+
+@pytest.fixture(scope="module")
+def engine(files: tuple[Path, Path]) -> Iterator[Engine]:
+    with ggufspec.load(*files, n_threads=1, n_draft_max=4) as made:
+        pieces = enumerate(map(made.vocab.piece, range(made.vocab.n_tokens)))
+        others = [i for i, piece in pieces if not piece.isascii() or not piece.strip()]
+        OPTIONS["logit_bias"] = dict.fromkeys({*others} - {*made.vocab.stop_tokens}, -np.inf)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def banned(engine: Engine) -> tuple[str, ...]:
+    """Three likely texts of two tokens, two of which begin with the same token."""
+    first, second = likely(engine, ())[:2]
+    ends = likely(engine, (first,))[:2]
+    other = text_of(engine, second, likely(engine, (second,))[0])
+    return (*(text_of(engine, first, end).upper() for end in ends), other)
+
+
+def text_of(engine: Engine, *tokens: int) -> str:
+    return b"".join(map(engine.vocab.piece, tokens)).decode()
+
+
+def probs_after(
+    engine: Engine, text: tuple[int, ...], bans: frozenset[int] = frozenset()
+) -> np.ndarray:
+    """A ban comes before all samplers, as a bias does."""
+    prompt = engine.tokenize(PROMPT)
+    (*_, rows) = scoring.logits(engine, prompt, [*text, 5], whose="target")
+    biases = {**OPTIONS["logit_bias"], **dict.fromkeys(bans, -np.inf)}
+    sampling = Sampling(**{**OPTIONS, "logit_bias": biases})
+    return np.asarray(to_probs(rows[-1:], sampling, [*prompt, *text]))[0]
+
+
+def likely(engine: Engine, text: tuple[int, ...]) -> list[int]:
+    """The likeliest tokens that have a text."""
+    order = np.argsort(-probs_after(engine, text)).tolist()
+    return [token for token in order if engine.vocab.piece(token)]
+
+
+def law_of(engine: Engine, banned: tuple[str, ...]) -> Law:
+    """By the definition: a token that completes a string takes the text back to its beginning."""
+
+    @cache
+    def after(text: tuple[int, ...], bans: frozenset[int]) -> np.ndarray:
+        return probs_after(engine, text, bans)
+
+    found: Law = {}
+
+    def go_on(text: tuple[int, ...], bans: tuple[frozenset[int], ...], chance: float) -> None:
+        if len(text) == N_TOKENS or (text and text[-1] in engine.vocab.stop_tokens):
+            found[text] = found.get(text, 0.0) + chance
+            return
+        probs = after(text, bans[len(text)]).astype(float)
+        for token in np.nonzero(probs)[0].tolist():
+            longer = (*text, token)
+            pieces = [engine.vocab.piece(each) for each in longer]
+            whole = b"".join(pieces).lower()
+            starts = [at for each in banned if (at := whole.find(each.lower().encode())) >= 0]
+            if not starts:
+                go_on(longer, (*bans[: len(longer)], frozenset()), chance * probs[token])
+                continue
+            ends = np.cumsum([len(piece) for piece in pieces])
+            i = int(np.argmax(ends > min(starts)))
+            kept = (*bans[:i], bans[i] | {longer[i]})
+            go_on(longer[:i], kept, chance * probs[token])
+
+    go_on((), (frozenset(),), 1.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("drafter", "tree"), [("none", "off"), ("model", "off"), ("model", "on"), ("staged", "off")]
+)
+def test_texts_have_the_law_of_going_back(
+    drafter: str, tree: str, engine: Engine, banned: tuple[str, ...]
+) -> None:
+    law, n_texts = law_of(engine, banned), 1500
+    assert sum(law.values()) == pytest.approx(1)
+    free = law_of(engine, ())
+    assert sum(chance for text, chance in free.items() if text not in law) > 0.05
+    how: dict[str, Any] = {"drafter": drafter, "tree": tree, "max_tokens": N_TOKENS, **OPTIONS}
+    if drafter != "none":
+        how["n_draft"] = 2
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(n_texts):
+        done = engine.generate(PROMPT, banned_strings=banned, seed=seed, **how)
+        assert not any(each.lower() in done.text.lower() for each in banned)
+        stops = [] if done.finish_reason == "length" else [-1]
+        counts[(*done.tokens, *stops)] += 1
+    merged: Law = {}
+    for text, chance in law.items():
+        ended = text[-1] in engine.vocab.stop_tokens
+        key = (*text[:-1], -1) if ended else text
+        merged[key] = merged.get(key, 0.0) + chance
+    assert counts.keys() <= merged.keys()
+    for text, chance in merged.items():
+        deviation = (chance * (1 - chance) / n_texts) ** 0.5
+        assert abs(counts[text] / n_texts - chance) < 4.5 * deviation + 1e-3
+
+
+def test_chunks_never_have_what_is_taken_back(engine: Engine, banned: tuple[str, ...]) -> None:
+    """Nor do their log-probabilities: one for each token."""
+    for drafter in ("none", "model"):
+        for seed in range(20):
+            options: Any = {"seed": seed, "drafter": drafter, "max_tokens": 20, **OPTIONS}
+            checked = CheckedOptions.of({"banned_strings": banned, **options})
+            stream = Stream(engine.scheduler, engine.prepare(PROMPT, checked, n_top=1))
+            chunks = list(stream)
+            assert "".join(chunk.text for chunk in chunks) == stream.completion.text
+            tokens = [token for chunk in chunks for token in chunk.tokens]
+            assert tuple(tokens) == stream.completion.tokens
+            assert sum(len(chunk.logprobs) for chunk in chunks) == len(tokens)
+            written = [token for round_ in stream.rounds for token in round_.tokens]
+            assert written[: len(tokens)] == tokens
+
+
+def test_the_state_of_mirostat_goes_back_too(engine: Engine, banned: tuple[str, ...]) -> None:
+    for seed in range(10):
+        options: Any = {"seed": seed, "mirostat": 2, "mirostat_tau": 3.0, "max_tokens": 20}
+        for drafter in ("none", "model"):
+            done = engine.generate(PROMPT, banned_strings=banned, drafter=drafter, **options)
+            assert not any(each.lower() in done.text.lower() for each in banned)
+
+
+def test_a_sampled_text_cannot_be_repeated_exactly(files: tuple[Path, Path]) -> None:
+    with ggufspec.load(*files, n_threads=1, exact=True) as engine:
+        with pytest.raises(OptionError, match="cannot repeat"):
+            engine.generate("hi", banned_strings=["a"], temperature=1.0)
+        assert "a" not in engine.generate("hi", banned_strings=["a"], temperature=0).text
