@@ -56,10 +56,10 @@ def mirostat(logits: np.ndarray, mu: float | None) -> Step:
 
 
 def adaptive(logits: np.ndarray, sums: tuple[float, float] | None) -> Step:
-    """Target 0.3, decay 0.5."""
-    weighted, total = sums or (0.6, 2.0)
+    """Target 0.5, decay 0.5."""
+    weighted, total = sums or (1.0, 2.0)
     before = softmax(logits, 0.9)
-    far = np.abs(before - np.clip(0.6 - weighted / total, 0, 1)) / 0.3
+    far = np.abs(before - np.clip(1.0 - weighted / total, 0, 1)) / 0.3
     after = softmax(5 - 10 * far**2 / (1 + far))
     return after, lambda token: (before[token] + 0.5 * weighted, 1 + 0.5 * total)
 
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray, Any], Step]]] = {
     "adaptive_p": (
         {
             "samplers": ("temperature", "adaptive_p"),
-            "adaptive_target": 0.3,
+            "adaptive_target": 0.5,
             "adaptive_decay": 0.5,
         },
         adaptive,
