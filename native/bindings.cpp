@@ -43,6 +43,7 @@ using ConstMasks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::de
 using TokenRow = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<int32_t>;
 using Uniforms = std::vector<double>;
+using Numbers = nb::typed<nb::dict, nb::str, nb::float_>;
 
 void require(bool holds, const char * message) {
     if (!holds) throw nb::value_error(message);
@@ -111,7 +112,7 @@ void make_breakers(ggufspec::Breakers * self, const std::vector<std::pair<Tokens
 }
 
 // `numbers`: the values of the options, by name.
-void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & samplers, const nb::dict & numbers,
+void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & samplers, const Numbers & numbers,
                    std::shared_ptr<ggufspec::Breakers> dry_breakers, std::vector<std::pair<int32_t, float>> logit_bias,
                    std::shared_ptr<ggufspec::TextState> state) {
     ggufspec::Sampling made;

@@ -69,7 +69,7 @@ def test_the_request_to_a_server() -> None:
     assert (asked["temperature"], asked["min_p"]) == (0.7, pytest.approx(0.1))
     assert (asked["dry_penalty_last_n"], asked["repeat_last_n"]) == (256, 64)
     assert asked["logit_bias"] == [[5, False], [6, 1.5]]
-    assert asked["samplers"][-3:] == ["top_p", "min_p", "temperature"]
+    assert asked["samplers"][-3:] == ["min_p", "xtc", "temperature"]
     assert asked["mirostat"] == 0, "a file may ask for it"
 
 
