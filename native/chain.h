@@ -113,7 +113,4 @@ bool exclude_top(const Sampling & sampling, Candidates & candidates, Candidates 
 // The number of candidates that mirostat (1) keeps, of which `list` has the most likely ones with their probabilities, sorted.
 size_t mirostat_k(const State & state, size_t n_vocab, const std::vector<Candidate> & list);
 
-// Applies a sampler that depends on the text (penalties, dry) to a row of logits (n_vocab).
-void apply_to_row(Sampler sampler, const Sampling & sampling, const Text & text, float * logits, size_t n_vocab);
-
 }  // namespace ggufspec

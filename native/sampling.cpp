@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "large.h"
+#include "penalties.h"
 
 namespace ggufspec {
 namespace {
