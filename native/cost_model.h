@@ -9,12 +9,14 @@
 namespace ggufspec {
 
 // The tuned numbers of costs and of the draft length, by name; their meaning and evidence: ggufspec/drafting/constants.py.
-#define GGUFSPEC_CONSTANTS(X)                                                                                                    \
-    X(N_FIRST_MEASUREMENTS)                                                                                                      \
-    X(COST_LEARNING_RATE)                                                                                                        \
-    X(OUTLIER) X(UNMEASURED_SLOPE) X(LEAST_DISTANCE) X(UNMEASURED_STEP) X(UNMEASURED_READ) X(FEW_BESIDE_BLOCK) X(N_FRESH_PASSES) \
-        X(DISCOUNT_PER_PASS) X(MIN_DISCOUNT) X(PRIOR_WEIGHT) X(MEMORY) X(N_GAPS) X(READING_HORIZON) X(USUAL_LENGTH)              \
-            X(START_BALANCE) X(MAX_BALANCE) X(INVESTED_SHARE) X(SMALL_RISK) X(N_PLAIN)
+// clang-format off
+#define GGUFSPEC_CONSTANTS(X) \
+    X(N_FIRST_MEASUREMENTS) X(COST_LEARNING_RATE) X(OUTLIER) X(UNMEASURED_SLOPE) X(LEAST_DISTANCE) \
+    X(UNMEASURED_STEP) X(UNMEASURED_READ) X(FEW_BESIDE_BLOCK) X(N_FRESH_PASSES) X(DISCOUNT_PER_PASS) \
+    X(MIN_DISCOUNT) X(PRIOR_WEIGHT) X(MEMORY) X(N_GAPS) X(READING_HORIZON) \
+    X(USUAL_LENGTH) X(START_BALANCE) X(MAX_BALANCE) X(INVESTED_SHARE) X(SMALL_RISK) \
+    X(N_PLAIN)
+// clang-format on
 struct Constants {
 #define GGUFSPEC_MEMBER(name) double name;
     GGUFSPEC_CONSTANTS(GGUFSPEC_MEMBER)

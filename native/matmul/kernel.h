@@ -286,7 +286,8 @@ void multiply_float_rows(const uint8_t * weights, const void * const * rows, flo
 }
 
 template <class T>
-constexpr bool kHoldsFloats = T::kScale == Scale::f32_weights || T::kScale == Scale::f16_weights || T::kScale == Scale::bf16_weights;
+constexpr bool kHoldsFloats =
+    T::kScale == Scale::f32_weights || T::kScale == Scale::f16_weights || T::kScale == Scale::bf16_weights;
 
 template <class Isa, class T, int... N>
 void multiply(int n, const uint8_t * weights, const void * const * rows, float * const * out, int64_t n_super, int64_t n_rows,
