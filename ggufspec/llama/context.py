@@ -247,7 +247,7 @@ class Context:
             return
         natives = self._checked(parts), other._checked(of_other)
         began = self.decode_seconds, other.decode_seconds
-        results = log.during(natives[0].decode_beside, parts, natives[1], of_other)
+        results = log.during(natives[0].decode_beside, parts, natives[1], of_other, of=natives[0])
         self._count_seconds(began[0])
         other._count_seconds(began[1])
         self._finish(parts, results[0])
@@ -267,10 +267,10 @@ class Context:
             hidden = np.zeros((len(parts[0].tokens), self.n_hidden), np.float32)
             parts = [parts[0]._replace(tokens=token_array(parts[0].tokens))]
         if hidden is None:
-            result = log.during(native.decode, parts)
+            result = log.during(native.decode, parts, of=native)
         else:
             (sequence, tokens, n_rows, _), *_ = parts
-            result = log.during(native.decode_hidden, sequence, tokens, hidden, n_rows)
+            result = log.during(native.decode_hidden, sequence, tokens, hidden, n_rows, of=native)
         if result:
             self._finish(parts, result)
         seconds = self._count_seconds(began)
@@ -343,7 +343,6 @@ class Context:
     def stop(self, is_stopped: bool) -> None:
         """From any thread: True ends the pass in progress (on CPUs) and later ones: PassStopped."""
         self._native.is_stopped = is_stopped
-        (log.stopped.add if is_stopped else log.stopped.discard)(self)
 
     @property
     def is_disturbed(self) -> bool:
@@ -391,7 +390,6 @@ class Context:
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""
-        log.stopped.discard(self)
         if self._pointer is not None:
             with listening():
                 llama_cpp.llama_free(self._pointer)

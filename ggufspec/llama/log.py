@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
-from weakref import WeakSet
 
 import llama_cpp
 
@@ -38,8 +37,6 @@ class _Log:
         # at once. Changed in try and finally: in an __exit__, a Ctrl-C at its start would leave a
         # call that has ended.
         self.inside: set[object] = set()
-        # Contexts whose passes were asked to end: what llama.cpp then logs is no error.
-        self.stopped: WeakSet[object] = WeakSet()
         self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
         self._partial = ""
         self._level = logging.INFO
@@ -58,16 +55,22 @@ class _Log:
             self._previous(level, text, data)
             return
         if level != _CONTINUED:
-            self._level = logging.DEBUG if self.stopped else _LEVELS.get(level, logging.INFO)
+            self._level = _LEVELS.get(level, logging.INFO)
+            # What llama.cpp logs about a batch that was asked to end is no error.
+            if any(getattr(each, "is_stopped", False) for each in tuple(self.inside)):
+                self._level = logging.DEBUG
         *complete, self._partial = (self._partial + text.decode("utf-8", "replace")).split("\n")
         for line in complete:
             if line.strip():
                 self._lines.append((self._level, line.rstrip()))
                 logger.log(self._level, "%s", line.rstrip())
 
-    def during(self, call: Callable[..., Result], *arguments: object) -> Result:
-        """Keep the lines that llama.cpp logs during a call; returns its result."""
-        running = object()
+    def during(self, call: Callable[..., Result], *arguments: object, of: object = None) -> Result:
+        """Keep the lines that llama.cpp logs during a call; returns its result.
+
+        `of`: the native context whose batch it runs.
+        """
+        running = object() if of is None else of
         try:
             self.inside.add(running)
             return call(*arguments)

@@ -18,6 +18,7 @@ from ggufspec.engine.generation import Generation
 from ggufspec.engine.logprobs import TokenLogprobs, entry_of
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import OptionError
+from ggufspec.llama import kernels
 from ggufspec.llama.context import Context
 from ggufspec.llama.quantize import requantize
 from ggufspec.standin import embedded
@@ -35,6 +36,9 @@ WAYS: list[dict[str, Any]] = [
     {"drafter": "staged", "n_draft": 3},
     {"tree": "on", "n_draft": 3},
 ]
+pytestmark = pytest.mark.skipif(
+    kernels.attention_refusal() is not None, reason="own attention cannot be used here"
+)
 
 
 @pytest.fixture(scope="module")

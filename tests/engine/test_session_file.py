@@ -31,6 +31,7 @@ from ggufspec.errors import (
     SessionError,
 )
 from ggufspec.llama import saved_text
+from ggufspec.llama.attention import unmeasured_attention
 from ggufspec.llama.saved_text import SavedText
 
 START = 8 + 4 + 8 + 32  # bytes before the header
@@ -114,10 +115,11 @@ def test_other_targets_types_and_sizes_are_named(tmp_path: Path, files: Files, p
     with load(files) as engine:
         engine.save(path, prompt_of(1))
     other = {"target": tiny.write_llama(tmp_path / "other.gguf", seed=5)}
+    usual = unmeasured_attention().setting
     cases: list[tuple[Files, dict[str, Any], str]] = [
         (other, {}, "this target: its fingerprint is"),
         (files, {"type_k": "f32"}, "its type_k is f16, and now it is f32"),
-        (files, {"flash_attention": "off"}, "its flash_attention is own, and now it is off"),
+        (files, {"flash_attention": "off"}, f"its flash_attention is {usual}, and now it is off"),
         (files, {"n_ctx": 64}, "a text of 79 tokens, and the context has 64"),
     ]
     for changed, options, message in cases:

@@ -16,7 +16,7 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.llama import context, devices
-from ggufspec.llama.context_options import OWN
+from ggufspec.llama.attention import unmeasured_attention
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.placement.speeds import Gpu
 
@@ -170,11 +170,12 @@ def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
             assert a.options.flash_attention == b.options.flash_attention
             return a.n_threads, b.n_threads, a.options.flash_attention, a.n_batch, b.n_batch
 
+    usual = unmeasured_attention().setting
     assert loaded() == (3, 2, "off", 200, 64), "no larger than the context"
     assert loaded(n_threads=1) == (1, 2, "off", 200, 64)
     assert loaded(n_threads_draft=4, n_batch=128) == (3, 4, "off", 128, 128)
     assert loaded(flash_attention="on") == (3, 2, "on", 200, 64)
-    assert loaded(tuned=False) == (context.n_threads_default(), 1, OWN, 200, 200)
+    assert loaded(tuned=False) == (context.n_threads_default(), 1, usual, 200, 200)
     assert loaded(tuned=False, type_k="f32") == loaded(type_k="f32"), "of others nothing is known"
     with ggufspec.load(target) as engine:
         assert engine.pair.target.n_threads == context.n_threads_default(), "the pair is another"
