@@ -275,7 +275,7 @@ def test_a_known_text_makes_the_same_text_in_fewer_rounds(
     plain = json.loads(run(*args, "--drafter", "none").out)
     predicted = tmp_path / "before.txt"
     predicted.write_text(plain["text"])
-    found = json.loads(run(*args, option, predicted).out)
+    found = json.loads(run(*args, option, predicted, "--drafter", "ngram", "--draft-n", "8").out)
     assert found["text"] == plain["text"]
     assert found["n_rounds"] < 0.6 * plain["n_rounds"]
     assert str(predicted) in json.dumps(found["settings"])

@@ -159,9 +159,11 @@ def test_a_heads_steps_are_measured_with_all_that_they_take(kind: str, tmp_path:
         calibration.calibrate(engine.pair)
         costs = engine.pair.profile.policy(1.0, repeats=True, in_blocks=True).costs
         times = calibration.time_head(engine.pair, depth=40, n_rounds=4)  # as `tune` does
-        stream = engine.stream("hello", n_draft=3, drafter="model", **SAMPLED)
-        stream.finish()
-        drafting = [each for each in stream.rounds[1:] if each.n_drafted == 3]
+        drafting = []
+        for _ in range(4):  # on a busy machine, a few rounds may all be disturbed
+            stream = engine.stream("hello", n_draft=3, drafter="model", **SAMPLED)
+            stream.finish()
+            drafting += [each for each in stream.rounds[1:] if each.n_drafted == 3]
         fastest = min(each.draft_seconds for each in drafting)
     assert costs.drafting(3) > 0.7 * fastest
     n_steps = 3 if times.n_per_step == 1 else 1
