@@ -317,10 +317,11 @@ class Generation:
             rows = [logits[0], *(logits[node + 1] for node in round_.nodes)]
         if self._banned is not None:
             self._write_unbanned(self._banned, round_, rows)
-        elif n:
-            self._write_run(round_.tokens[:n], rows[:n], drafted=True)
-        if self._banned is None and self.finish_reason is None:
-            self._write_run(round_.tokens[n:], rows[n:], drafted=False)
+        else:
+            if n:
+                self._write_run(round_.tokens[:n], rows[:n], drafted=True)
+            if self.finish_reason is None:
+                self._write_run(round_.tokens[n:], rows[n:], drafted=False)
         self._ended_at = perf_counter()
 
     def _write_unbanned(
