@@ -22,7 +22,7 @@ from ggufspec.llama import devices, kernels
 from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.cpu_use import CpuUse, cpu_use, is_busy, were_disturbed
 from ggufspec.llama.log import listening, logger
-from ggufspec.models.header import Header, layer_of, read_header
+from ggufspec.models.header import Header, read_header
 from ggufspec.placement.overrides import Overrides, stays
 
 KERNEL_SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
@@ -217,7 +217,7 @@ def _offer(header: Header, placed: Placed, usable: Mapping[str, int]) -> Offer:
     n_host = n_units - (n_placed if placed.devices else 0)
     kinds, n_bytes = set(), 0
     for tensor in header.matrices:
-        layer = layer_of(tensor.name)
+        layer = tensor.layer
         is_on_host = (header.n_layers if layer is None else layer) < n_host
         if is_on_host or stays(placed.overrides, tensor.name):
             kinds.add(tensor.type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,14 @@ DENSE = r"\.ffn_(up|down|gate)\."
 TYPES_BY_NUMBER = {each.number: each for each in _TYPES}
 TYPES = {each.name: each for each in _TYPES}
 
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
+
+
+def layer_of(tensor_name: str) -> int | None:
+    """The layer of a tensor; None: it belongs to no layer."""
+    matched = _LAYER.match(tensor_name)
+    return int(matched[1]) if matched else None
+
 
 class Tensor(NamedTuple):
     """An array of weights. type: a key of TYPES. shape: the innermost dimension first."""
@@ -80,6 +89,11 @@ class Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     type: str
+
+    @property
+    def layer(self) -> int | None:
+        """Its layer; None: it belongs to no layer."""
+        return layer_of(self.name)
 
     @property
     def n_values(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ _MOST_BYTES = 2**62
 _KEPT_NUMBERS = 4096  # longer arrays (a number for each token) are skipped
 _SETTLED = 10**9  # nanoseconds after its last change, from which a file counts as unchanged
 _ALIGNMENTS = [2**i for i in range(21)]
-_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _CUT = "it ends within its header. Download it again"
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
 _OF_ADAPTERS = (".lora_a", ".lora_b")
@@ -85,7 +83,7 @@ class Header:
     @property
     def mtp_tensors(self) -> list[Tensor]:
         layers = set(self.mtp_layers)
-        return [tensor for tensor in self.tensors if layer_of(tensor.name) in layers]
+        return [tensor for tensor in self.tensors if tensor.layer in layers]
 
     @property
     def n_ctx(self) -> int:
@@ -139,13 +137,8 @@ class Header:
     def matrices(self) -> Sequence[Tensor]:
         """The tensors that a pass multiplies with."""
         unused = None if self.is_tied else "token_embd.weight"  # looked up, not multiplied
-        return [
-            tensor
-            for tensor in self.tensors
-            if len(tensor.shape) > 1
-            and tensor.name != unused
-            and not tensor.name.endswith(_OF_ADAPTERS)
-        ]
+        used = (each for each in self.tensors if len(each.shape) > 1 and each.name != unused)
+        return [each for each in used if not each.name.endswith(_OF_ADAPTERS)]
 
     @cached_property
     def matrix_type(self) -> str:
@@ -268,12 +261,6 @@ def shards_of(path: Path, n_files: int) -> list[Path]:
             f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them too"
         )
     return paths
-
-
-def layer_of(tensor_name: str) -> int | None:
-    """The layer of a tensor; None: it belongs to no layer."""
-    matched = _LAYER.match(tensor_name)
-    return int(matched[1]) if matched else None
 
 
 def _joined(parts: Sequence[Header]) -> Header:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggufspec.errors import ModelError
-from ggufspec.models.gguf_file import QUANTIZATIONS, TYPES, Tensor
-from ggufspec.models.header import Header, layer_of
+from ggufspec.models.gguf_file import QUANTIZATIONS, TYPES, Tensor, layer_of
+from ggufspec.models.header import Header
 from ggufspec.models.registry import Dimensions
 
 _Shaped = tuple[str, tuple[int, ...]]  # the innermost dimension first, as in a GGUF file

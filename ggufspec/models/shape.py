@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ggufspec.errors import ModelError
 from ggufspec.models.gguf_file import DENSE, EXPERTS, Tensor
 from ggufspec.models.head_facts import DFLASH, EAGLE3, HeadFacts
-from ggufspec.models.header import Header, layer_of
+from ggufspec.models.header import Header
 from ggufspec.models.heads import DraftFile, is_mtp_alone, read_draft
 
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
@@ -116,8 +116,8 @@ def shape_of(header: Header) -> ModelShape:
     n_experts, n_used = experts_of(header)
     n_ff = max(header.numbers("feed_forward_length", 0))
     used = header.mtp_layers if is_mtp_alone(header) else range(header.mtp_layers.start)
-    inside = [tensor for tensor in header.tensors if layer_of(tensor.name) in used]
-    ends = [tensor for tensor in header.tensors if layer_of(tensor.name) is None]
+    inside = [tensor for tensor in header.tensors if tensor.layer in used]
+    ends = [tensor for tensor in header.tensors if tensor.layer is None]
     n_input = sum(tensor.n_bytes for tensor in ends if tensor.name.startswith(_INPUT))
     n_output = sum(tensor.n_bytes for tensor in ends) - n_input
     if is_tied:  # the embedding is also read as the output matrix
@@ -150,7 +150,7 @@ def with_kept(shape: ModelShape, header: Header, stays: Callable[[str], bool]) -
     """The shape with `n_ffn_bytes` set to the size of the tensors for which `stays(name)`."""
     kept = [0] * shape.n_layers
     for tensor in header.tensors:
-        layer = layer_of(tensor.name)
+        layer = tensor.layer
         if layer is not None and shape.layers[layer].n_bytes and stays(tensor.name):
             kept[layer] += tensor.n_bytes
     layers = (replace(at, n_ffn_bytes=n) for at, n in zip(shape.layers, kept, strict=True))
@@ -249,7 +249,7 @@ def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
     n_state = _state_bytes(header, n_embd)
     tensors: list[list[Tensor]] = [[] for _ in range(header.n_layers)]
     for tensor in header.tensors:
-        if (layer := layer_of(tensor.name)) is not None:
+        if (layer := tensor.layer) is not None:
             tensors[min(layer, header.n_layers - 1)].append(tensor)
     made = []
     for i, (n_kv, of) in enumerate(zip(_kv_values(header, n_embd), tensors, strict=True)):

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ggufspec.common.files import fingerprint_of
 from ggufspec.common.reading import read_toml
 from ggufspec.errors import ModelError, OptionError
-from ggufspec.models.gguf_file import Data, Encoded, GgufFile, Tensor
-from ggufspec.models.header import Header, layer_of
+from ggufspec.models.gguf_file import Data, Encoded, GgufFile, Tensor, layer_of
+from ggufspec.models.header import Header
 
 # The keys that record what was left out. In a copy of a copy, they refer to the first source.
 _SOURCE, _HASH, _N_VOCAB, _TOKENS, _LAYERS = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.gguf_file import GgufFile
-from ggufspec.models.header import Header, layer_of
+from ggufspec.models.header import Header
 from ggufspec.models.named_shape import header_of_name
 from ggufspec.models.quantization import ARCHITECTURES
 from ggufspec.models.vocabulary_overlap import letters_of_bytes
@@ -81,7 +81,7 @@ def _without_mtp(of: Header) -> Header:
         return of
     own = {f"{of.architecture}.block_count": left_out.start}
     own[f"{of.architecture}.nextn_predict_layers"] = 0
-    kept = tuple(tensor for tensor in of.tensors if layer_of(tensor.name) not in left_out)
+    kept = tuple(tensor for tensor in of.tensors if tensor.layer not in left_out)
     return replace(of, values={**of.values, **own}, tensors=kept)
 
 

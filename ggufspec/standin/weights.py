@@ -9,8 +9,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.models.gguf_file import Data, Tensor
-from ggufspec.models.header import Header, layer_of
+from ggufspec.models.gguf_file import Data, Tensor, layer_of
+from ggufspec.models.header import Header
 from ggufspec.models.quantization import ARCHITECTURES
 from ggufspec.standin.blocks import Signs, encode, floats, random_pool, repeated
 from ggufspec.standin.next_token_table import codes, successors

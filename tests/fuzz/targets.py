@@ -29,7 +29,7 @@ from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.options import file_sampling
 from ggufspec.errors import GgufspecError, OptionError
 from ggufspec.models.adapters import Adapter, with_adapters
-from ggufspec.models.header import layer_of, read_header
+from ggufspec.models.header import read_header
 from ggufspec.models.heads import head_text, is_head
 from ggufspec.models.key_overrides import key_overrides_of, with_key_overrides
 from ggufspec.models.shape import shape_of
@@ -93,8 +93,7 @@ def header(data: bytes) -> None:
     path.write_bytes(data)
     found = read_header(path)
     file_sampling(found.values)
-    for tensor in found.tensors:
-        layer_of(tensor.name)
+    assert all(tensor.layer is None or tensor.layer >= 0 for tensor in found.tensors)
     parts: list[Callable[[], object]] = [
         *(lambda name=name: getattr(found, name) for name in ("vocabulary", "quantization")),
         lambda: (found.name, found.n_ctx, found.mtp_tensors, found.n_params, found.chat_template),
