@@ -12,6 +12,7 @@ import numpy as np
 from ggufspec import _native
 from ggufspec.llama import devices, kernels
 from ggufspec.llama.devices import InitParams, Signature
+from ggufspec.llama.kernel_trials import GRAPH_FUNCTIONS
 
 TYPES = {"f16": 1, "bf16": 30, "q8_0": 8}  # of caches: enum ggml_type
 _F32, _F16 = 0, 1
@@ -20,23 +21,11 @@ _MEMORY = 2**26
 Array = np.ndarray[Any, Any]
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _GGML: dict[str, Signature] = {
-    "ggml_init": (_POINTER, [InitParams]),
-    "ggml_free": (None, [_POINTER]),
+    **GRAPH_FUNCTIONS,
     "ggml_new_tensor_4d": (_POINTER, [_POINTER, _INT, *[_LONG] * 4]),
     "ggml_permute": (_POINTER, [_POINTER, _POINTER, *[_INT] * 4]),
-    "ggml_get_data": (_POINTER, [_POINTER]),
-    "ggml_nbytes": (ctypes.c_size_t, [_POINTER]),
-    "ggml_quantize_chunk": (
-        ctypes.c_size_t,
-        [_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER],
-    ),
     "ggml_flash_attn_ext": (_POINTER, [*[_POINTER] * 5, *[_FLOAT] * 3]),
     "ggml_flash_attn_ext_add_sinks": (None, [_POINTER, _POINTER]),
-    "ggml_new_graph": (_POINTER, [_POINTER]),
-    "ggml_build_forward_expand": (None, [_POINTER, _POINTER]),
-    "ggml_backend_init_by_name": (_POINTER, [ctypes.c_char_p, ctypes.c_char_p]),
-    "ggml_backend_graph_compute": (_INT, [_POINTER, _POINTER]),
-    "ggml_backend_free": (None, [_POINTER]),
 }
 
 

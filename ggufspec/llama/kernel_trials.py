@@ -24,27 +24,30 @@ _TOLERANCE = 0.06  # of the size of a product; both sides round activations to 8
 _F32, _I32 = 0, 26  # enum ggml_type
 Array = np.ndarray[Any, Any]
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-_GGML: dict[str, Signature] = {
+GRAPH_FUNCTIONS: dict[str, Signature] = {  # of ggml, to make tensors and compute with them
     "ggml_init": (_POINTER, [InitParams]),
     "ggml_free": (None, [_POINTER]),
-    "ggml_tensor_overhead": (ctypes.c_size_t, []),
-    "ggml_new_tensor_3d": (_POINTER, [_POINTER, _INT, *[_LONG] * 3]),
     "ggml_get_data": (_POINTER, [_POINTER]),
     "ggml_nbytes": (ctypes.c_size_t, [_POINTER]),
     "ggml_quantize_chunk": (
         ctypes.c_size_t,
         [_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER],
     ),
-    "ggml_mul_mat": (_POINTER, [_POINTER] * 3),
-    "ggml_mul_mat_id": (_POINTER, [_POINTER] * 4),
     "ggml_new_graph": (_POINTER, [_POINTER]),
     "ggml_build_forward_expand": (None, [_POINTER, _POINTER]),
-    "ggml_backend_alloc_ctx_tensors_from_buft": (_POINTER, [_POINTER, _POINTER]),
-    "ggml_backend_tensor_set": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
-    "ggml_backend_buffer_free": (None, [_POINTER]),
     "ggml_backend_init_by_name": (_POINTER, [ctypes.c_char_p, ctypes.c_char_p]),
     "ggml_backend_graph_compute": (_INT, [_POINTER, _POINTER]),
     "ggml_backend_free": (None, [_POINTER]),
+}
+_GGML: dict[str, Signature] = {
+    **GRAPH_FUNCTIONS,
+    "ggml_tensor_overhead": (ctypes.c_size_t, []),
+    "ggml_new_tensor_3d": (_POINTER, [_POINTER, _INT, *[_LONG] * 3]),
+    "ggml_mul_mat": (_POINTER, [_POINTER] * 3),
+    "ggml_mul_mat_id": (_POINTER, [_POINTER] * 4),
+    "ggml_backend_alloc_ctx_tensors_from_buft": (_POINTER, [_POINTER, _POINTER]),
+    "ggml_backend_tensor_set": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
+    "ggml_backend_buffer_free": (None, [_POINTER]),
 }
 
 
