@@ -149,14 +149,16 @@ struct Part {
         }
     }
 
-    // The rows that see the i-th visible group of cells, relative to the first.
-    int rows_of(const Groups & groups, int64_t i, int64_t * rows) const {
+    // Calls take(n, row) for each of the rows that see the i-th visible group of cells: n counts them, and a row is relative to
+    // the first one. Returns their number.
+    template <class Take>
+    int for_rows(const Groups & groups, int64_t i, Take take) const {
         const uint8_t * seen = groups.seen + i * groups.n_tokens;
         int n = 0;
         for (int64_t token = groups.first; token < groups.first + groups.n_tokens; token++) {
             if (!seen[token - groups.first]) continue;
             const int64_t last = std::min(end, (token + 1) * shape.group);
-            for (int64_t row = std::max(first, token * shape.group); row < last; row++) rows[n++] = row - first;
+            for (int64_t row = std::max(first, token * shape.group); row < last; row++) take(n++, row - first);
         }
         return n;
     }
@@ -181,14 +183,12 @@ struct Part {
 
     void score(const Groups & groups, int64_t i, bool has_more_heads = false) const {
         const int64_t group = groups.numbers[i], cell = kCells * group;
-        int64_t rows[kMostShared];
         const float * from[kMostShared];
         float * to[kMostShared];
-        const int n = rows_of(groups, i, rows);
-        for (int j = 0; j < n; j++) {
-            from[j] = queries + rows[j] * shape.d_keys;
-            to[j] = scores + rows[j] * shape.n_padded + cell;
-        }
+        const int n = for_rows(groups, i, [&](int j, int64_t row) {
+            from[j] = queries + row * shape.d_keys;
+            to[j] = scores + row * shape.n_padded + cell;
+        });
         const ggml::Tensor *keys = shape.keys, *values = shape.values;
         const int n_in = int(shape.n_in(group));
         const Next after = next(keys, groups, i, has_more_heads);
@@ -220,14 +220,12 @@ struct Part {
 
     void weigh(const Groups & groups, int64_t i, bool has_more_heads = false) const {
         const int64_t group = groups.numbers[i], cell = kCells * group;
-        int64_t rows[kMostShared];
         const float * weights[kMostShared];
         int32_t * to[kMostShared];
-        const int n = rows_of(groups, i, rows);
-        for (int j = 0; j < n; j++) {
-            weights[j] = scores + rows[j] * shape.n_padded + cell;
-            to[j] = sums + rows[j] * shape.d_values;
-        }
+        const int n = for_rows(groups, i, [&](int j, int64_t row) {
+            weights[j] = scores + row * shape.n_padded + cell;
+            to[j] = sums + row * shape.d_values;
+        });
         const ggml::Tensor * values = shape.values;
         const int n_in = int(shape.n_in(group));
         const Next after = next(values, groups, i, has_more_heads);
