@@ -57,10 +57,9 @@ class Context:
         `pools`: shared with contexts that never compute at the same time; None: its own, or those
         of a head's target. Raises OptionError for unknown values, OutOfMemoryError.
         """
-        n_positions = max(options.n_ctx, options.n_cells)
-        if model.n_ctx_max is not None and n_positions > model.n_ctx_max:
+        if model.n_ctx_max is not None and options.n_ctx > model.n_ctx_max:
             raise OptionError(
-                f"a context of {n_positions:,} tokens is too long for {model.path}, which has "
+                f"a context of {options.n_ctx:,} tokens is too long for {model.path}, which has "
                 f"{model.n_ctx_max:,} positions; choose at most that (n_ctx, -c)"
             )
         context_options.check_kept(model, options, is_head=link is not None)
