@@ -116,9 +116,8 @@ class Pair:
             context.keeps_threads = keeps
 
     def use_costs(self, depth: int) -> None:
-        """Let the next measured costs be those of passes at about that depth, in tokens.
-
-        And of the threads that the last passes have used.
+        """Let the next measured costs be those of passes at about this depth, in tokens, with as
+        many threads as the last passes have used.
         """
         circumstances = (depth >> constants.SHALLOW_BITS).bit_length()
         for context in self.contexts:

@@ -31,9 +31,8 @@ class BareContext:
     ) -> None:
         """`n_most`: maximum tokens of a pass; `n_before`: maximum tokens before it, see `fill`.
 
-        `uses_own`: our kernels compute flash attention.
-
         `pools`: shared with contexts that never compute at the same time; None: its own.
+        `uses_own`: our kernels compute flash attention.
         """
         params = llama_cpp.llama_context_default_params()
         params.n_batch = params.n_ubatch = max(n_most, _N_COPIED if n_before else 1)
