@@ -45,8 +45,11 @@ def exact_rows(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], bytes]:
     ) -> Logits:
         logits = real(self, tokens, draft, *more)
         if self.n_rows == 4:  # of the target
-            for i, row in enumerate(logits):
-                text = (*tokens, *draft[:i])
+            parents = more[0] if more and more[0] else range(-1, len(draft) - 1)
+            texts = [tuple(tokens)]
+            for token, parent in zip(draft, parents, strict=True):
+                texts.append((*texts[parent + 1], token))
+            for text, row in zip(texts, logits, strict=True):
                 assert found.setdefault(text, row.tobytes()) == row.tobytes(), len(text)
         return logits
 
