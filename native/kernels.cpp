@@ -138,6 +138,33 @@ double weight_of(const Softmax & row, size_t begin, size_t end) {
     return row.scale * sum_over(begin, end, [&bare](size_t i) { return prob_of(bare, i); });
 }
 
+Moments moments_of(const Softmax & row, size_t begin, size_t end) {
+    constexpr size_t kFew = kLanes / 4;  // three sums each
+    constexpr float kFarthest = 1e30f;  // 0 * infinity is NaN
+    const Softmax bare{row.logits, row.largest, row.rate, 1.0f};
+    float weights[kFew] = {}, excesses[kFew] = {}, counts[kFew] = {};
+    const auto add = [&](size_t i, size_t lane) {
+        const float weight = prob_of(bare, i), distance = bare.largest - bare.logits[i];
+        weights[lane] += weight;
+        excesses[lane] += weight * (distance < kFarthest ? distance : kFarthest);
+        counts[lane] += bare.logits[i] > kNever ? 1.0f : 0.0f;
+    };
+    size_t i = begin;
+    for (; i + kFew <= end; i += kFew) {
+        for (size_t lane = 0; lane < kFew; lane++) add(i + lane, lane);
+    }
+    for (; i < end; i++) add(i, 0);
+    Moments found{};
+    double n = 0;
+    for (size_t lane = 0; lane < kFew; lane++) {
+        found.weight += weights[lane];
+        found.excess += excesses[lane];
+        n += counts[lane];
+    }
+    found.n = static_cast<size_t>(n);
+    return found;
+}
+
 void weights_of(const Softmax & row, size_t begin, size_t end, float * weights) {
     const Softmax copy = row;
     for (size_t i = begin; i < end; i++) weights[i - begin] = prob_of(copy, i);
@@ -157,7 +184,7 @@ double excess_of(const Softmax & target, float factor, const Softmax & draft, si
 
 extern const Kernels GGUFSPEC_KERNELS;
 constexpr Kernels GGUFSPEC_KERNELS = {
-    GGUFSPEC_INSTRUCTIONS, largest_of, only_index_of, gap_of, largest_of_lanes, weight_of, weights_of, overlap_of, excess_of,
+    GGUFSPEC_INSTRUCTIONS, largest_of, only_index_of, gap_of, largest_of_lanes, weight_of, moments_of, weights_of, overlap_of, excess_of,
 };
 
 }  // namespace ggufspec

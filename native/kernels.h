@@ -14,6 +14,13 @@ struct Softmax {
     float scale;
 };
 
+// The entropy of a distribution p(x) = w(x) / sum of w, w(x) = e^-d(x), is log(weight) + excess / weight.
+struct Moments {
+    double weight;  // sum of w
+    double excess;  // sum of w * d
+    size_t n;
+};
+
 constexpr size_t kLanes = 64;
 
 // The loops, compiled for the vectors of one instruction set.
@@ -35,6 +42,9 @@ struct Kernels {
 
     // The sum of p over the tokens from `begin` to `end`. A NaN or -infinity has no weight.
     double (*weight_of)(const Softmax & row, size_t begin, size_t end);
+
+    // The entropy's two sums, and the number of tokens above -infinity, from `begin` to `end`.
+    Moments (*moments_of)(const Softmax & row, size_t begin, size_t end);
 
     // p of the tokens from `begin` to `end`.
     void (*weights_of)(const Softmax & row, size_t begin, size_t end, float * weights);

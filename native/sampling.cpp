@@ -282,8 +282,8 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         if (likeliest_ >= 0) return true;
     }
     if (samplers.size() == 1 && samplers[0] == Sampler::xtc && !(ends_tempered && sampling.is_dynamic()) &&
-        lower_top(sampling, ends_tempered ? sampling.temperature : 1)) {
-        samplers.clear();
+        set_lowered(sampling, ends_tempered ? sampling.temperature : 1, keep && row_ == logits)) {
+        return true;
     }
     const Job job{row_, n_vocab, sampling, samplers, text, is_greedy};
     const bool is_fast = !samplers.empty() && job.starts_fast();
@@ -312,27 +312,35 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
 }
 
 // The mixture that xtc makes of a softmax is one of the same temperature: removed tokens have smaller logits.
-bool Row::lower_top(const Sampling & sampling, float temperature) {
+bool Row::set_lowered(const Sampling & sampling, float temperature, bool keep) {
     thread_local Large large;
     thread_local std::vector<Candidate> above;
     large.read(row_, n_vocab_);
-    Softmax softmax{row_, large.largest(), kLog2E, 1.0f};
-    const double sum = kernels.weight_of(softmax, 0, n_vocab_);
-    if (!std::isfinite(softmax.largest) || !(sampling.xtc_threshold > 0)) return false;
-    large.gather(softmax.largest + std::log(sampling.xtc_threshold * static_cast<float>(sum)), above);
-    if (above.size() < 2) return true;
+    largest_ = large.largest();
+    if (!std::isfinite(largest_) || !(sampling.xtc_threshold > 0)) return false;
+    const Softmax before{row_, largest_, kLog2E, 1.0f};
+    set_rate(kLog2E / temperature);
+    is_list_ = is_certain_ = false;
+    const double sum = temperature == 1 ? 1 / softmax_.scale : kernels.weight_of(before, 0, n_vocab_);
+    large.gather(largest_ + std::log(sampling.xtc_threshold * static_cast<float>(sum)), above);
     std::sort(above.begin(), above.end(), by_logit);
-    if (above[above.size() - 2].logit == above.back().logit) return false;  // which of them stays depends on the order
-    above.pop_back();
-    softmax.rate /= temperature;
     double removed = 0;
-    for (const Candidate & each : above) removed += std::exp((each.logit - softmax.largest) / temperature);
-    removed /= kernels.weight_of(softmax, 0, n_vocab_);
+    for (size_t i = 0; i + 1 < above.size(); i++) removed += of(above[i].token);
     if (removed > 0.99) return false;  // too little is left to know how much
-    const double p = sampling.xtc_probability, factor = (1 - p) / (1 - p + p / (1 - removed));
-    if (row_ != own_.data()) own_.assign(row_, row_ + n_vocab_);
-    row_ = own_.data();
-    for (const Candidate & each : above) own_[each.token] += temperature * static_cast<float>(std::log(factor));
+    if (above.size() > 1 && above[above.size() - 2].logit == above.back().logit) return false;  // an order decides
+    likeliest_ = -1;
+    if (above.size() > 1 ? row_ != own_.data() : keep) keep_row(row_);
+    if (above.size() < 2) return true;
+    const double p = sampling.xtc_probability;
+    const float shift = temperature * static_cast<float>(std::log((1 - p) / (1 - p + p / (1 - removed))));
+    largest_ = std::max(largest_ + shift, above.back().logit);
+    above.pop_back();
+    for (const Candidate & each : above) own_[each.token] += shift;
+    for (const Candidate & each : above) {
+        const size_t block = each.token / kBlock;
+        blocks_[block] = kernels.weight_of(softmax_, block * kBlock, std::min(n_vocab_, (block + 1) * kBlock));
+    }
+    normalize();
     return true;
 }
 
@@ -343,33 +351,19 @@ bool Row::set_branch(Candidates & candidates) {
 }
 
 void Row::temper(const Sampling & sampling, bool ends_tempered) {
-    const bool is_dynamic = ends_tempered && sampling.is_dynamic();
-    set_temperature(sampling.is_greedy() ? 0 : ends_tempered && !is_dynamic ? sampling.temperature : 1);
-    if (is_dynamic && !is_certain_) set_temperature(std::max(sampling.temperature_at(entropy(), n_possible()), kColdest));
+    if (sampling.is_greedy() || !ends_tempered) return set_temperature(sampling.is_greedy() ? 0 : 1);
+    set_temperature(sampling.is_dynamic() ? std::max(dynamic_temperature(sampling), kColdest) : sampling.temperature);
 }
 
-size_t Row::n_possible() const {
-    if (is_list_) return tokens_.size();
-    return std::count_if(row_, row_ + n_vocab_, [](float logit) { return logit > kNever; });
-}
-
-double Row::entropy() const {
-    const auto of = [](const float * probs, size_t n) {
-        double sum = 0;
-        for (size_t i = 0; i < n; i++) sum -= probs[i] > 0 ? probs[i] * std::log(probs[i]) : 0;
-        return sum;
-    };
-    if (is_list_) return of(probs_.data(), probs_.size());
-    // In a softmax, -ln p is linear in the logit.
-    double mean = 0;
-    float probs[kBlock];
-    for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
-        const size_t n = std::min(n_vocab_ - begin, kBlock);
-        weights(begin, begin + n, probs);
-        for (size_t i = 0; i < n; i++) probs[i] *= std::max(-1e30f, row_[begin + i] - largest_);  // else 0 * -infinity
-        mean += sum_of(probs, n);
+float Row::dynamic_temperature(const Sampling & sampling) const {
+    const size_t n = is_list_ ? logits_.size() : n_vocab_;
+    const Softmax softmax{is_list_ ? logits_.data() : row_, largest_, kLog2E, 1.0f};
+    Moments all{};
+    for (size_t begin = 0; begin < n; begin += kBlock) {
+        const Moments found = kernels.moments_of(softmax, begin, std::min(n, begin + kBlock));
+        all = {all.weight + found.weight, all.excess + found.excess, all.n + found.n};
     }
-    return -std::log(softmax_.scale) - mean;
+    return sampling.temperature_at(std::log(all.weight) + all.excess / all.weight, all.n);
 }
 
 float Row::observed(const Sampling & sampling, int32_t token) const {
@@ -466,12 +460,15 @@ void Row::set_temperature(float temperature) {
 void Row::set_rate(float rate) {
     softmax_ = {row_, largest_, rate, 1.0f};
     blocks_.clear();
-    double sum = 0;
     for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
         blocks_.push_back(kernels.weight_of(softmax_, begin, std::min(n_vocab_, begin + kBlock)));
-        sum += blocks_.back();
     }
-    softmax_.scale = static_cast<float>(1 / sum);
+    normalize();
+}
+
+void Row::normalize() {
+    const double sum = std::accumulate(blocks_.begin(), blocks_.end(), 0.0);
+    softmax_.scale = static_cast<float>(softmax_.scale / sum);
     for (double & block : blocks_) block /= sum;
 }
 

@@ -73,7 +73,7 @@ public:
 
 private:
     void share(const Row & other);  // shares the tokens and logits of `other`, which must outlive this row
-    bool lower_top(const Sampling & sampling, float temperature);  // false: the samplers must do what xtc does
+    bool set_lowered(const Sampling & sampling, float temperature, bool keep);  // xtc alone; false: it needs an order
     bool set_branch(Candidates & candidates);  // one of those that a mixture is made of; false if no token can be drawn
     void set_list(Candidates & candidates);
     void temper(const Sampling & sampling, bool ends_tempered);
@@ -81,10 +81,10 @@ private:
     void scale(double weight);
     void add(const Row & other);  // of lists
     void set_logits(float temperature);  // those that have these probabilities
-    double entropy() const;
-    size_t n_possible() const;
+    float dynamic_temperature(const Sampling & sampling) const;
     void set_temperature(float temperature);  // for the same tokens; 0: the most likely token is certain
     void set_rate(float rate);
+    void normalize();  // the sums of blocks
     void keep_row(const float * logits);
     bool set_plain(std::vector<float> & weights, double & sum);
     void weights(size_t begin, size_t end, float * out) const;
