@@ -227,7 +227,12 @@ struct Rows {
         const bool is_begun = sampling.state && !sampling.state->states.empty();
         if (i == 0) return is_begun ? sampling.state->states.back() : sampling.first_state();
         const size_t parent = parents.empty() ? i - 1 : parents[i - 1] + 1;
-        return sampling.next_state(states[parent], rows[n + parent].observed(sampling, draft[i - 1]));
+        return state_after(states[parent], rows[n + parent], sampling, draft[i - 1]);
+    }
+
+    static ggufspec::State state_after(const ggufspec::State & state, const ggufspec::Row & row, const ggufspec::Sampling & sampling,
+                                       int32_t token) {
+        return sampling.next_state(state, row.observed(sampling, token, sampling.coin(state)));
     }
 
     static const Tokens * banned_after(size_t n_tokens, const ggufspec::TextState & state) {
@@ -246,7 +251,7 @@ struct Rows {
             require(node >= 0 && last < n && last < states.size(), "advance: there is no row of that node");
             sampling.state->states.push_back(states[last]);
         }
-        sampling.state->states.push_back(sampling.next_state(states[last], rows[last].observed(sampling, token)));
+        sampling.state->states.push_back(state_after(states[last], rows[last], sampling, token));
     }
 
     // The row of a token that was drafted without a choice.
@@ -552,7 +557,9 @@ NB_MODULE(_native, m) {
     nb::class_<ggufspec::Breakers>(m, "Breakers", "The sequence breakers of DRY.")
         .def("__init__", &make_breakers, "breakers"_a, "breakers: (tokens that have to follow, first tokens) of each, in int32.");
     nb::class_<ggufspec::TextState>(m, "TextState", "What mirostat and adaptive_p know of a text so far, and banned tokens.")
-        .def(nb::init<>())
+        .def(
+            "__init__", [](ggufspec::TextState * made, uint64_t seed) { new (made) ggufspec::TextState{seed, {}, {}}; }, "seed"_a = 0,
+            "seed: of what adaptive_p cannot know from the text: in which case of XTC a token was drawn.")
         .def("__copy__", [](const ggufspec::TextState & self) { return ggufspec::TextState(self); })
         .def(
             "rewind",
@@ -560,6 +567,7 @@ NB_MODULE(_native, m) {
                 self.states.resize(self.states.size() - std::min(n_dropped, self.states.size()));
                 self.bans.erase(self.bans.upper_bound(n_tokens), self.bans.end());
                 self.bans[n_tokens].push_back(token);
+                self.seed = ggufspec::mixed(self.seed);  // what was drawn before depends on the coins that it had
             },
             "n_dropped"_a, "n_tokens"_a, "token"_a,
             "Forget the last n_dropped tokens; n_tokens are left, with the prompt. `token` may not follow them.");

@@ -244,6 +244,14 @@ void temperature(const Sampling & sampling, Candidates & candidates) {
 
 }  // namespace
 
+// Steele et al., https://doi.org/10.1145/2660193.2660195
+uint64_t mixed(uint64_t bits) {
+    bits += 0x9e3779b97f4a7c15;
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+    return bits ^ (bits >> 31);
+}
+
 bool Sampling::is_active(Sampler sampler) const {
     switch (sampler) {
         case Sampler::penalties:
@@ -282,7 +290,13 @@ State Sampling::next_state(State state, float observed) const {
     state.mu -= mirostat_eta * (-std::log2(observed) - mirostat_tau);
     state.weighted_sum = observed + adaptive_decay * state.weighted_sum;
     state.total_weight = 1 + adaptive_decay * state.total_weight;
+    state.n_tokens++;
     return state;
+}
+
+double Sampling::coin(const State & state_before) const {
+    const uint64_t seed = state ? state->seed : 0;
+    return static_cast<double>(mixed(seed + mixed(state_before.n_tokens)) >> 11) * 0x1p-53;
 }
 
 float Sampling::temperature_at(double entropy, size_t n) const {

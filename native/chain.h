@@ -27,13 +27,18 @@ struct State {
     float mu = 0;            // mirostat: the largest surprise of a token, in bits
     float weighted_sum = 0;  // adaptive_p: of the tokens' probabilities; the weight of older ones decays
     float total_weight = 0;
+    size_t n_tokens = 0;
 };
 
 // What was learned while a text was generated.
 struct TextState {
+    uint64_t seed = 0;                             // of coins, see Sampling::coin
     std::vector<State> states;                     // after each of its tokens, if a sampler needs them
     std::map<size_t, std::vector<int32_t>> bans;  // by number of tokens, with the prompt: tokens that may not follow them
 };
+
+// A bijection of 64 bits whose results look independent.
+uint64_t mixed(uint64_t bits);
 
 // The options that turn logits into a distribution.
 struct Sampling {
@@ -76,6 +81,9 @@ struct Sampling {
     State first_state() const;
     // The state after a token of probability `observed`: see Row::observed.
     State next_state(State state, float observed) const;
+    // A uniform in [0, 1) for the token after `state`. With xtc, the state of adaptive_p follows from the case (removed or not)
+    // that a token was drawn in. Texts do not show it, so it is drawn given the token; and ahead, so that drafts can be judged.
+    double coin(const State & state) const;
     // The temperature for a distribution over n tokens with this entropy (in nats, at temperature 1).
     float temperature_at(double entropy, size_t n) const;
 };

@@ -239,6 +239,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
             row.temper(sampling, ends_tempered);
             if (sampling.adapts()) row.set_adapted(branch.candidates);
             if (branches.size() > 1) row.scale(branch.weight);
+            if (branches.size() > 1 && sampling.adapts()) cases_.push_back({row.tokens_, row.probs_, row.logits_});
             if (!is_first) add(other);
         }
         if (branches.size() > 1) set_logits(ends_tempered ? sampling.temperature : 1);
@@ -249,6 +250,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
 
     n_vocab_ = n_vocab;
     row_ = logits;
+    cases_.clear();
     if (mask) {
         const size_t n_allowed = mask->n_allowed(n_vocab);
         if (n_allowed == 0) return false;
@@ -366,12 +368,26 @@ float Row::dynamic_temperature(const Sampling & sampling) const {
     return sampling.temperature_at(std::log(all.weight) + all.excess / all.weight, all.n);
 }
 
-float Row::observed(const Sampling & sampling, int32_t token) const {
+float Row::observed(const Sampling & sampling, int32_t token, double coin) const {
     if (!sampling.adapts() || !(of(token) > 0)) return of(token);
+    const auto index_in = [token](const std::vector<int32_t> & tokens) -> size_t {
+        const auto found = std::lower_bound(tokens.begin(), tokens.end(), token);
+        return found != tokens.end() && *found == token ? found - tokens.begin() : tokens.size();
+    };
+    const std::vector<int32_t> * tokens = &tokens_;
+    const std::vector<float> * logits = &logits_;
+    double goal = coin * of(token);
+    for (const Case & each : cases_) {
+        const size_t i = index_in(each.tokens);
+        if (i == each.tokens.size() || !(each.probs[i] > 0)) continue;
+        tokens = &each.tokens;
+        logits = &each.logits;
+        if ((goal -= each.probs[i]) < 0) break;
+    }
+    const float largest = *std::max_element(logits->begin(), logits->end());
     double sum = 0;
-    for (float logit : logits_) sum += std::exp(logit - largest_);
-    const size_t i = std::lower_bound(tokens_.begin(), tokens_.end(), token) - tokens_.begin();
-    return static_cast<float>(std::exp(logits_[i] - largest_) / sum);
+    for (float logit : *logits) sum += std::exp(logit - largest);
+    return static_cast<float>(std::exp((*logits)[index_in(*tokens)] - largest) / sum);
 }
 
 void Row::set_adapted(const Candidates & candidates) {

@@ -49,7 +49,8 @@ public:
     float gap() const;
 
     // What the state goes on with after this token: its probability; adaptive_p: that before it changed the probabilities.
-    float observed(const Sampling & sampling, int32_t token) const;
+    // `coin`: see Sampling::coin.
+    float observed(const Sampling & sampling, int32_t token, double coin) const;
 
     // All probabilities (n_vocab).
     void write(float * probs) const;
@@ -77,6 +78,12 @@ private:
     bool set_branch(Candidates & candidates);  // one of those that a mixture is made of; false if no token can be drawn
     void set_list(Candidates & candidates);
     void temper(const Sampling & sampling, bool ends_tempered);
+    // What adaptive_p made of tokens, and the logits before.
+    struct Case {
+        std::vector<int32_t> tokens;
+        std::vector<float> probs, logits;
+    };
+
     void set_adapted(const Candidates & candidates);  // by adaptive_p; the logits stay those before
     void scale(double weight);
     void add(const Row & other);  // of lists
@@ -107,6 +114,7 @@ private:
     std::vector<float> probs_;
     Softmax softmax_{};
     std::vector<double> blocks_;
+    std::vector<Case> cases_;  // those of xtc, with their weights, if adaptive_p follows
 };
 
 }  // namespace ggufspec

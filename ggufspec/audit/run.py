@@ -153,8 +153,8 @@ class _Audit:
             ):
                 text = self._generate(prompt, texts, drafter, seed)
                 n_kept = _N_SINGLE_TOKENS if texts is plain and i < _N_SINGLE_TEXTS else 0
-                kept = self._add_quantiles(prompt, text, texts, n_kept)
-                singles = self._distributions(prompt, text[: len(kept)], whose="target")
+                kept = self._add_quantiles(prompt, text, texts, seed, n_kept)
+                singles = self._distributions(prompt, text[: len(kept)], seed, whose="target")
                 for single, (batched, _) in zip(singles, kept, strict=True):
                     distances.append(stats.total_variation(single, batched))
                 if kept:
@@ -201,12 +201,12 @@ class _Audit:
         return texts.texts[-1]
 
     def _add_quantiles(
-        self, prompt: list[int], text: list[int], texts: _TextSet, n_kept: int
+        self, prompt: list[int], text: list[int], texts: _TextSet, seed: int, n_kept: int
     ) -> list[_Pair]:
         """Add the quantiles of a text's tokens; returns the first `n_kept` pairs."""
         kept: list[_Pair] = []
-        drafts = self._distributions(prompt, text, whose="draft")
-        targets = self._distributions(prompt, text, whose="target", in_batches=True)
+        drafts = self._distributions(prompt, text, seed, whose="draft")
+        targets = self._distributions(prompt, text, seed, whose="target", in_batches=True)
         for token, target_probs, draft_probs in zip(text, targets, drafts, strict=True):
             scores = (stats.draft_ratio(target_probs, draft_probs), target_probs)
             by_ratio, by_target = (
@@ -220,7 +220,7 @@ class _Audit:
         return kept
 
     def _distributions(
-        self, prompt: list[int], text: list[int], *, whose: str, in_batches: bool = False
+        self, prompt: list[int], text: list[int], seed: int, *, whose: str, in_batches: bool = False
     ) -> Iterator[Distribution]:
         """Yields a model's distribution before each token of a text.
 
@@ -229,7 +229,8 @@ class _Audit:
         context is full, or it needs more than one token (EAGLE-3).
         """
         engine, tokens = self._engine, [*prompt, *text]
-        sampling = scoring.sampling(engine, prompt, **self._settings.options)
+        options: GenerateOptions = {**self._settings.options, "seed": seed}  # of adaptive_p's state
+        sampling = scoring.sampling(engine, prompt, **options)
         n_together = self._settings.n_together if in_batches else 1
         n_beside = n_together // 3 if self._has_trees else 0  # tokens of another branch
         n_together -= n_beside

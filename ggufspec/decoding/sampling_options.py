@@ -82,7 +82,7 @@ class Sampling:
     wherever it stands. Both depend on `state`. Temperature 0 is a one-hot distribution at the
     largest logit; without the sampler `temperature`, other temperatures are 1.
 
-    Raises OptionError for values out of range, and for XTC with adaptive_p.
+    Raises OptionError for values out of range.
     Source: llama.cpp's src/llama-sampler.cpp.
     """
 
@@ -179,12 +179,6 @@ class Sampling:
                 raise OptionError(
                     f"there is no sampler {name!r}; choose from {', '.join(SAMPLERS)}"
                 )
-        order = self._order
-        if "adaptive_p" in order and "xtc" in order and 0 < self.xtc_probability < 1:
-            raise OptionError(
-                "adaptive_p with xtc_probability has no distribution of tokens alone: what it aims "
-                "at would depend on which tokens XTC removed before; leave one of them out"
-            )
 
     @property
     def effective_temperature(self) -> float:
@@ -204,9 +198,12 @@ class Sampling:
             *("adaptive_p",) * is_adaptive,
         )
 
-    def begun(self) -> Sampling:
-        """These options with a state of their own, at the start of a text."""
-        return replace(self, state=_native.TextState())
+    def begun(self, seed: int = 0) -> Sampling:
+        """These options with a state of their own, at the start of a text.
+
+        `seed`: for adaptive_p after XTC, whose state depends on which tokens XTC had removed.
+        """
+        return replace(self, state=_native.TextState(seed % 2**64))
 
     @cached_property
     def native(self) -> _native.Sampling:

@@ -30,7 +30,7 @@ def sampling_of(
     apply to. `compiled`: the constraint of another text with the same options. The first constraint
     of a vocabulary reads all its tokens; `progress` is called with (done, of).
     """
-    sampling = options.sampling.begun()
+    sampling = options.sampling.begun(options.seed or 0)
     for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_tokens", options.stop_tokens)):
         for token in tokens:
             if not 0 <= token < vocab.n_tokens:

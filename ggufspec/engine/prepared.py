@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
@@ -66,14 +66,15 @@ def prepared(
         )
     heard = options.progress and partial(options.progress, "vocabulary")
     compiled = like.sampling.constraint if like is not None else None
+    seed = secrets.randbits(32) if options.seed is None else options.seed
     return PreparedText(
         tokens,
         options,
-        sampling_of(options, pair.vocab, len(tokens), heard, compiled),
+        sampling_of(replace(options, seed=seed), pair.vocab, len(tokens), heard, compiled),
         pair.n_draft(options),
         pair.n_leaves(options),
         pair.prediction(options),
-        secrets.randbits(32) if options.seed is None else options.seed,
+        seed,
         perf_counter() + _SECONDS_OVERTAKEN * len(tokens),
         n_top,
         prompt_logprobs,

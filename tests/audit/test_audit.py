@@ -47,6 +47,7 @@ SAMPLERS: list[GenerateOptions] = [
     {"xtc_probability": 0.5, "xtc_threshold": 0.05, "dynatemp_range": 0.5},
     {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
     {"samplers": ("min_p", "adaptive_p"), "adaptive_target": 0.4},
+    {"samplers": ("top_k", "xtc", "adaptive_p"), "adaptive_target": 0.3, "xtc_probability": 0.5},
 ]
 
 

@@ -55,13 +55,54 @@ def mirostat(logits: np.ndarray, mu: float | None) -> Step:
     return probs, lambda token: mu - 0.6 * (-np.log2(probs[token]) - 1.0)
 
 
+def adapted(before: np.ndarray, weighted: float, total: float) -> np.ndarray:
+    far = np.abs(before - np.clip(1.0 - weighted / total, 0, 1)) / 0.3
+    return softmax(np.where(before > 0, 5 - 10 * far**2 / (1 + far), -np.inf))
+
+
 def adaptive(logits: np.ndarray, sums: tuple[float, float] | None) -> Step:
     """Target 0.5, decay 0.5."""
     weighted, total = sums or (1.0, 2.0)
     before = softmax(logits, 0.9)
-    far = np.abs(before - np.clip(1.0 - weighted / total, 0, 1)) / 0.3
-    after = softmax(5 - 10 * far**2 / (1 + far))
+    after = adapted(before, weighted, total)
     return after, lambda token: (before[token] + 0.5 * weighted, 1 + 0.5 * total)
+
+
+def xtc_and_adaptive(seed: int) -> Callable[[np.ndarray, Any], Step]:
+    """Both, with threshold 0.03. A coin decides, given a token, whether XTC had removed others."""
+
+    def step(logits: np.ndarray, state: Any) -> Step:
+        weighted, total, n_tokens = state or (1.0, 2.0, 0)
+        probs = softmax(logits)
+        above = sorted(np.nonzero(probs >= 0.03)[0], key=lambda token: -probs[token])
+        rest = logits.copy()
+        rest[above[:-1]] = -np.inf
+        before = [softmax(logits, 0.9), softmax(rest, 0.9)]
+        after = [
+            share * adapted(each, weighted, total)
+            for share, each in zip((0.6, 0.4), before, strict=True)
+        ]
+
+        def next_state(token: int) -> Any:
+            is_kept = coin(seed, n_tokens) * (after[0] + after[1])[token] < after[0][token]
+            observed = before[0 if is_kept else 1][token]
+            return observed + 0.5 * weighted, 1 + 0.5 * total, n_tokens + 1
+
+        return after[0] + after[1], next_state
+
+    return step
+
+
+def coin(seed: int, n_tokens: int) -> float:
+    return float(mixed(seed + mixed(n_tokens)) / 2**64)
+
+
+def mixed(bits: int) -> int:
+    """SplitMix64, https://doi.org/10.1145/2660193.2660195."""
+    bits = (bits + 0x9E3779B97F4A7C15) % 2**64
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    return bits ^ bits >> 31
 
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray, Any], Step]]] = {
@@ -140,11 +181,11 @@ def judged(rule: str, choices: Choices) -> Verify:
     return verify
 
 
-def all_texts(rule: str, shape: str, sampling: Sampling, **loop: Any) -> Distribution:
+def all_texts(rule: str, shape: str, sampling: Sampling, seed: int = 0) -> Distribution:
     choices, found = Choices(), Distribution()
     for _ in choices.runs():
         tokens = list(PROMPT)
-        for _round in rounds_of(tokens, choices, rule, shape, sampling, **loop):
+        for _round in rounds_of(tokens, choices, rule, shape, sampling.begun(seed)):
             pass
         text = tuple(tokens[len(PROMPT) :])
         found[text] = found.get(text, 0.0) + choices.probability
@@ -174,6 +215,19 @@ def test_every_text_has_the_targets_probability(case: str, shape: str, rule: str
     found = all_texts(rule, shape, Sampling(**{**OFF, **options}))
     assert sum(found.values()) == pytest.approx(1)
     assert distance(found, target_distribution(step)) < 1e-5
+
+
+@pytest.mark.parametrize("rule", TWINS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_text_has_the_targets_probability_given_the_coins_of_xtc(
+    shape: str, rule: str
+) -> None:
+    options = {**OFF, **CASES["adaptive_p"][0], "samplers": ("xtc", "temperature", "adaptive_p")}
+    sampling = Sampling(**options, xtc_probability=0.4, xtc_threshold=0.03)
+    laws = [target_distribution(xtc_and_adaptive(seed)) for seed in range(3)]
+    assert all(distance(laws[seed], laws[seed - 1]) > 0.001 for seed in range(3))
+    for seed, law in enumerate(laws):
+        assert distance(all_texts(rule, shape, sampling, seed), law) < 1e-5
 
 
 @pytest.mark.parametrize("case", ["mirostat", "adaptive_p"])

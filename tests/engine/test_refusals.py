@@ -125,10 +125,6 @@ GENERATE: list[tuple[dict[str, Any], str]] = [
     # Samplers
     ({"mirostat": 3}, "mirostat is 3; it must be at least 0 and at most 2"),
     ({"xtc_probability": 2}, "xtc_probability is 2"),
-    (
-        {"xtc_probability": 0.5, "samplers": ("xtc", "adaptive_p"), "adaptive_target": 0.5},
-        "adaptive_p with xtc_probability",
-    ),
     ({"banned_strings": [""]}, "a text of banned_strings is empty"),
 ]
 

@@ -211,6 +211,32 @@ def test_states_follow_the_tokens_as_llama_cpps_do(options: dict[str, Any]) -> N
                 check(np.asarray(at_once)[i], expected[i], 2e-5)
 
 
+def test_adaptive_p_after_xtc_writes_texts_as_llama_cpps_does() -> None:
+    """Its state follows hidden draws of XTC: pairs of tokens of long texts are counted."""
+    rng = np.random.default_rng(5)
+    row = np.array([2.0, 1.7, 1.4, 0.6], np.float32)
+    options: dict[str, Any] = {"xtc_probability": 0.5, "samplers": ("xtc", "adaptive_p")}
+    sampling = Sampling(**options, adaptive_target=0.4, adaptive_decay=0.5).begun(1)
+    chain = SamplerChain(sampling, len(row), n_ctx=64)
+    theirs, ours = list[int](), list[int]()
+    for _ in range(60_000):
+        chain.apply(row)
+        theirs.append(chain.drawn)
+        chain.accept([chain.drawn])
+        rows = to_probs(row[None], sampling)
+        ours.append(rows.pick(0, rng.random()))
+        rows.advance(sampling.native, (), ours[-1])
+    chain.close()
+    counts = []
+    for text in (theirs, ours):  # tokens between two pairs make them independent
+        pairs = np.array(text[0::4]) * len(row) + np.array(text[1::4])
+        counts.append(np.bincount(pairs, minlength=len(row) ** 2))
+    first, second = counts
+    n_distinct = np.count_nonzero(first + second)
+    chi_square = ((first - second) ** 2 / np.maximum(first + second, 1)).sum()
+    assert chi_square < n_distinct - 1 + 3 * (2 * (n_distinct - 1)) ** 0.5
+
+
 def test_sequence_breakers_are_those_of_llama_cpp(model: Model) -> None:
     """Seen from outside: what DRY takes off the logits, around texts that break sequences."""
     options: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
