@@ -1,4 +1,4 @@
-"""Under XTC, mirostat and adaptive_p, every text has the target's probability: by enumeration.
+"""Under samplers that mix or keep a state, texts have the target's probability: by enumeration.
 
 The loop and its distributions are the real ones. All tokens that a draft could have are tried, and
 all verdicts on it. What the target alone writes is computed here, token by token.
@@ -43,6 +43,27 @@ def xtc(logits: np.ndarray, state: Any) -> Step:
     rest = logits.copy()
     rest[above[:-1]] = -np.inf
     return 0.6 * softmax(logits, 0.9) + 0.4 * softmax(rest, 0.9), lambda token: None
+
+
+def dynamic(logits: np.ndarray, state: Any) -> Step:
+    """Temperature 0.9, range 0.7, exponent 1.5."""
+    probs = softmax(logits)
+    share = -(probs * np.log(probs)).sum() / np.log(N_VOCAB)
+    return softmax(logits, 0.2 + 1.4 * share**1.5), lambda token: None
+
+
+def mirostat_1(logits: np.ndarray, mu: float | None) -> Step:
+    """With tau 1.5, eta 1."""
+    mu = 3.0 if mu is None else mu
+    probs = softmax(logits, 0.9)
+    falls = -np.diff(np.log(np.sort(probs)[::-1]))
+    steps = np.log(np.arange(2, N_VOCAB + 1) / np.arange(1, N_VOCAB))
+    exponent = (steps * falls).sum() / (steps**2).sum()
+    rest = exponent - 1
+    n = (rest * 2**mu / (1 - N_VOCAB**-rest)) ** (1 / exponent)
+    kept = np.argsort(-probs)[: max(int(n), 1)]
+    probs = np.where(np.isin(np.arange(N_VOCAB), kept), probs, 0) / probs[kept].sum()
+    return probs, lambda token: mu - (-np.log2(probs[token]) - 1.5)
 
 
 def mirostat(logits: np.ndarray, mu: float | None) -> Step:
@@ -107,6 +128,8 @@ def mixed(bits: int) -> int:
 
 CASES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray, Any], Step]]] = {
     "xtc": ({"xtc_probability": 0.4, "xtc_threshold": 0.2}, xtc),
+    "dynatemp": ({"dynatemp_range": 0.7, "dynatemp_exponent": 1.5}, dynamic),
+    "mirostat_1": ({"mirostat": 1, "mirostat_tau": 1.5, "mirostat_eta": 1.0}, mirostat_1),
     "mirostat": ({"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.6}, mirostat),
     "adaptive_p": (
         {
@@ -230,7 +253,7 @@ def test_every_text_has_the_targets_probability_given_the_coins_of_xtc(
         assert distance(all_texts(rule, shape, sampling, seed), law) < 1e-5
 
 
-@pytest.mark.parametrize("case", ["mirostat", "adaptive_p"])
+@pytest.mark.parametrize("case", ["mirostat_1", "mirostat", "adaptive_p"])
 def test_a_state_that_each_round_begins_anew_is_found(case: str) -> None:
     """The test above sees a wrong state."""
     options, step = CASES[case]
