@@ -560,6 +560,7 @@ NB_MODULE(_native, m) {
         .def(
             "__init__", [](ggufspec::TextState * made, uint64_t seed) { new (made) ggufspec::TextState{seed, {}, {}}; }, "seed"_a = 0,
             "seed: of what adaptive_p cannot know from the text: in which case of XTC a token was drawn.")
+        .def_prop_ro("has_bans", [](const ggufspec::TextState & self) { return !self.bans.empty(); }, "Whether a token is banned.")
         .def("__copy__", [](const ggufspec::TextState & self) { return ggufspec::TextState(self); })
         .def(
             "rewind",

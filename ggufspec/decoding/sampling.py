@@ -96,12 +96,14 @@ def unusable(complaint: str, sampling: Sampling, logits: Logits | None = None) -
     if sampling.constraint is not None and not is_damaged:
         return ConstraintError(
             f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
-            "requires what no token of this vocabulary has or what logit_bias bans; change it"
+            "requires what no token of this vocabulary has, or what logit_bias or banned_strings "
+            "ban; change it"
         )
-    if sampling.logit_bias and not is_damaged:
+    has_bans = sampling.state is not None and sampling.state.has_bans
+    if (sampling.logit_bias or has_bans) and not is_damaged:
         return ConstraintError(
-            f"no token can be drawn ({complaint}): logit_bias or ignore_eos bans every token that "
-            "the model allows; ban fewer"
+            f"no token can be drawn ({complaint}): logit_bias, ignore_eos or banned_strings ban "
+            "every token that the model allows; ban fewer"
         )
     return DecodeError(
         f"the model's output cannot be sampled ({complaint}); "

@@ -17,7 +17,7 @@ from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.stream import Stream
-from ggufspec.errors import OptionError
+from ggufspec.errors import ConstraintError, OptionError
 
 PROMPT = "hello"
 N_TOKENS = 3
@@ -147,6 +147,18 @@ def test_the_state_of_mirostat_goes_back_too(engine: Engine, banned: tuple[str, 
         for drafter in ("none", "model"):
             done = engine.generate(PROMPT, banned_strings=banned, drafter=drafter, **options)
             assert not any(each.lower() in done.text.lower() for each in banned)
+
+
+def test_an_error_names_the_bans_that_leave_no_token(engine: Engine) -> None:
+    allowed = likely(engine, ())[:2]
+    others = dict.fromkeys({*range(engine.vocab.n_tokens)} - {*allowed}, -np.inf)
+    texts = [text_of(engine, token) for token in allowed]
+    with pytest.raises(ConstraintError, match="or banned_strings ban every token"):
+        engine.generate(PROMPT, banned_strings=texts, logit_bias=others)
+    with pytest.raises(ConstraintError, match="or banned_strings ban"):
+        engine.generate(PROMPT, banned_strings=["YES"], choices=["yes"], temperature=0)
+    done = engine.generate(PROMPT, banned_strings=["ye"], choices=["yes", "no"], temperature=0)
+    assert done.text == "no"
 
 
 def test_a_sampled_text_cannot_be_repeated_exactly(files: tuple[Path, Path]) -> None:
