@@ -238,7 +238,8 @@ class Texts:
             how = {"n_top": n_top, "prompt_logprobs": known, "like": parsed.first}
             return prepared(self._engine.pair, tokens, options, **how)  # type: ignore[arg-type]
         seed = parsed.first.seed if options.seed is None else options.seed
-        return replace(parsed.first, options=options, seed=seed, n_top=n_top, prompt_logprobs=known)
+        first = replace(parsed.first, sampling=parsed.first.sampling.begun(seed))
+        return replace(first, options=options, seed=seed, n_top=n_top, prompt_logprobs=known)
 
     def _tell(self, loop: asyncio.AbstractEventLoop, request: _Request, handle: Handle) -> None:
         """In the engine's thread: there are chunks, or the text has ended."""
