@@ -22,6 +22,11 @@ _SAMPLER_NAMES = {  # llama.cpp's names without "-" and "_": name here
     **{"temp": "temperature", "nucleus": "top_p"},
     **dict.fromkeys(("typ", "typp", "typical"), "typical_p"),
 }
+SAMPLER_LETTERS = {
+    **{"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typical_p"},
+    **{"p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature", "a": "adaptive_p"},
+    **{"i": "infill"},
+}
 
 
 class Range(NamedTuple):

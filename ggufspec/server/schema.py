@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ggufspec.decoding.sampling_options import INT_MAX, NUMBERS
+from ggufspec.decoding.sampling_options import INT_MAX, NUMBERS, SAMPLER_LETTERS
 from ggufspec.server import fields
 
 N_STOPS = 1000
@@ -46,6 +46,7 @@ def _without_empty(value: object) -> object:
 _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 _Stops = Annotated[list[_Stop], Field(max_length=N_STOPS)]
 Stops = Annotated[_Stops | None, BeforeValidator(_without_empty)]
+_StopOrStops = Annotated[_Stop | _Stops | None, BeforeValidator(_without_empty)]
 
 
 class Body(BaseModel):
@@ -140,13 +141,15 @@ class GenerationBody(_Numbers):
         None, gt=0, description="As repeat_penalty, but for all tokens of prompt and text."
     )
     dry_sequence_breakers: list[str] | None = Field(None, max_length=N_SAMPLERS)
-    samplers: list[str] | None = Field(None, max_length=N_SAMPLERS)
+    samplers: list[str] | None = Field(
+        None, max_length=N_SAMPLERS, description="Names, or a text of llama.cpp's letters for them."
+    )
     logit_bias: dict[str, float] | None = Field(
         None, description="Token ids and numbers; false bans a token. Also a list of pairs."
     )
     seed: int | None = Field(None, description="-1: a random one.")
-    stop: Annotated[_Stop | _Stops | None, BeforeValidator(_without_empty)] = None
-    banned_strings: Stops = Field(
+    stop: _StopOrStops = None
+    banned_strings: _StopOrStops = Field(
         None, description="The text never contains them, in upper or lower case."
     )
     stop_token_ids: list[TokenId] | None = Field(None, max_length=N_STOPS)
@@ -179,6 +182,13 @@ class GenerationBody(_Numbers):
     report_drafted: bool = Field(
         False, description="Add `ggufspec`: which tokens were accepted drafts, and statistics."
     )
+
+    @field_validator("samplers", mode="before")
+    @classmethod
+    def _of_letters(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [SAMPLER_LETTERS.get(each, each) for each in value]
+        return value
 
     @field_validator("logit_bias", mode="before")
     @classmethod

@@ -130,11 +130,15 @@ def test_samplers_and_penalties_reach_the_engine(live: Live) -> None:
         {"xtc_probability": 0.7, "xtc_threshold": 0.01, "dynatemp_range": 1.5},
         {"mirostat": 2, "mirostat_tau": 2, "mirostat_eta": 0.5},
         {"samplers": ["adaptive_p"], "adaptive_target": 0.2, "adaptive_decay": 0.5},
+        {"samplers": ["xtc", "adaptive_p"], "adaptive_target": 0.2, "xtc_probability": 0.5},
         {"banned_strings": ["HELL"]},
+        {"banned_strings": "HELL"},
     ]
     for own in cases:
         text = engine.generate("hello world", drafter="none", **own, **free).text
         assert text_of(live, speculative=False, **own, **free) == text != wanted.text
+    names = ["top_k", "xtc", "temperature"]
+    assert text_of(live, samplers="kxt", **free) == text_of(live, samplers=names, **free)
     dry: dict[str, Any] = {"dry_multiplier": 2.0, "dry_allowed_length": 1}
     wanted = engine.generate("hello world", **dry, **plain)
     assert text_of(live, **dry, **asked) == wanted.text
