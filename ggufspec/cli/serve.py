@@ -81,6 +81,12 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
         metavar="FOLDER",
     ),
     option(
+        "--spm-infill suffix_first",
+        "In prompts of /infill, the suffix comes before the prefix: typing then leaves its cells "
+        "valid. Not all models were trained for it.",
+        is_flag=True,
+    ),
+    option(
         "--max-queue n_waiting_max",
         "Requests that may wait; more are refused with status 429.",
         type=COUNT,

@@ -134,10 +134,11 @@ class Engine:
         *,
         n_top: int | None = None,
         prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+        is_sampled: bool = False,
     ) -> PreparedText:
         """A text for `scheduler.submit`: see PreparedText. Raises PromptError, OptionError."""
         tokens = self.tokenize(prompt, n_least=options.n_least)
-        how = {"n_top": n_top, "prompt_logprobs": prompt_logprobs}
+        how = {"n_top": n_top, "prompt_logprobs": prompt_logprobs, "is_sampled": is_sampled}
         return prepared(self.pair, tokens, options, **how)  # type: ignore[arg-type]
 
     def check(self, options: CheckedOptions) -> None:

@@ -22,7 +22,7 @@ from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.banned_strings import BannedStrings, HeldToken, drop_tokens
 from ggufspec.engine.calibration import calibrate, calibrate_draft
-from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of_rows
+from ggufspec.engine.logprobs import SampledRows, TokenLogprobs, logprobs_of_rows
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.reading import Reading, ReadingSteps
@@ -69,6 +69,7 @@ class Generation:
         self._text_stream = TextStream(
             options.stop,
             b"".join(map(pair.vocab.piece, text.tokens[-3:])),  # a character has 4 bytes at most
+            options.min_indent,
         )
         self._vocab, self._shown_tokens = pair.vocab, options.shown_tokens
         self._end_tokens = {*pair.vocab.stop_tokens, *options.stop_tokens}
@@ -84,6 +85,9 @@ class Generation:
         self._uniforms, draft_uniforms = uniform_streams(text.seed)
         if pair.is_exact and rules.known(options.verify) == "match":
             self._uniforms = by_position(self._uniforms, self._all_tokens)
+        rule = rules.rule(options.verify)
+        self._sampled = SampledRows(rule) if text.is_sampled else None
+        self._rule = self._sampled or rule
         self.slot = pair.slots.take(self._all_tokens)
         self.session = self.slot.target
         try:
@@ -205,7 +209,10 @@ class Generation:
         self._pieces.close()
         self._loop.close()
         n_prompt = max(self.n_prompt - self._room.n_dropped, 0)
-        self._pair.texts.add_written(self._all_tokens, n_prompt)
+        written = self._all_tokens
+        if read_as := self._prepared.read_as:
+            written = array("i", read_as) + written[len(read_as) :]
+        self._pair.texts.add_written(written, n_prompt)
         if self._started_at:
             self._threads = threads_since(self._threads_before, self._pair.threads)
         self._pair.profile.keep(self._policy, self._temperature)
@@ -256,6 +263,7 @@ class Generation:
             forced=ForcedText(text.sampling.constraint),
             prediction=text.prediction,
             texts=pair.texts.texts(repeats=self.repeats),
+            read_as=text.read_as,
         )
         if has_stage:  # the draft model's own tokens are drafted from n-grams
             *_, verify_uniforms = uniform_streams(text.seed, 3)
@@ -265,6 +273,7 @@ class Generation:
                 policy=self._policy_of_draft,
                 forced=ForcedText(text.sampling.constraint),
                 prediction=(),
+                read_as=(),  # it may have another vocabulary
             )
             stage = drafters.Stage(below, rules.rule(options.verify), verify_uniforms)
             materials = replace(materials, stage=stage)
@@ -276,7 +285,7 @@ class Generation:
         return speculate(
             self._all_tokens,
             drafter=self._drafter,
-            verify=rules.rule(text.options.verify),
+            verify=self._rule,
             sampling=text.sampling,
             uniforms=self._uniforms,
             n_draft=text.n_draft,
@@ -313,6 +322,7 @@ class Generation:
 
     def _write(self, round_: Round, logits: Logits) -> None:
         n, rows = round_.n_accepted, []
+        logits = logits if self._sampled is None else self._sampled.logprobs
         if self._n_top is not None:  # the first token follows the text, each other one a node
             rows = [logits[0], *(logits[node + 1] for node in round_.nodes)]
         if self._banned is not None:
@@ -368,8 +378,12 @@ class Generation:
             tokens.append(token)
             text += self._text_stream.push(self._piece(token))
             ends.append(self._text_stream.n_chars)
-            if self._text_stream.ended_by is not None:
-                self.finish_reason = "stop"
+            if self._text_stream.has_ended:
+                is_stop = self._text_stream.ended_by is not None
+                self.finish_reason = "stop" if is_stop else "length"
+                break
+            if self._is_late and "\n" in text:
+                self.finish_reason = "length"
                 break
         if self.finish_reason is not None:
             text += self._text_stream.finish()
@@ -378,6 +392,12 @@ class Generation:
             self._tokens += tokens
             more = logprobs_of_rows(rows, tokens, self._n_top, self._vocab), tuple(ends)
             self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens), *more))
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether the text ends with the present line."""
+        limit = self._prepared.options.max_seconds
+        return limit is not None and perf_counter() - self._started_at > limit
 
     def _piece(self, token: int) -> bytes:
         is_shown = token in self._shown_tokens

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.decoding.types import n_same
+from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict, Verify, n_same
 from ggufspec.llama.vocab import Vocab
 
 _N_KEPT = 8  # prompts
@@ -20,7 +20,7 @@ _MIN_LOGPROB = -9999.0  # what OpenAI's API returns for a probability of 0
 
 
 class Logprob(NamedTuple):
-    """A token's bytes, its log-probability, and its name if it has no bytes: a control token.
+    """A token's bytes, its log-probability, its name if it has no bytes (a control token), its id.
 
     The log-probability of the first token of a prompt is None: nothing is before it.
     """
@@ -28,6 +28,7 @@ class Logprob(NamedTuple):
     data: bytes
     logprob: float | None
     name: str = ""
+    token: int = -1
 
     @property
     def text(self) -> str:
@@ -67,7 +68,20 @@ def logprobs_of(logits: NDArray[np.float32], token: int, n_top: int, vocab: Voca
 
 def entry_of(token: int, logprob: float | None, vocab: Vocab) -> Logprob:
     data = vocab.piece(token)
-    return Logprob(data, logprob, "" if data else vocab.name(token))
+    return Logprob(data, logprob, "" if data else vocab.name(token), token)
+
+
+class SampledRows:
+    """A rule of verification that keeps the distributions that it was called with."""
+
+    def __init__(self, rule: Verify) -> None:
+        self._rule = rule
+        self.logprobs = np.empty((0, 0), np.float32)  # (n_draft + 1, n_vocab), of the last round
+
+    def __call__(self, draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        with np.errstate(divide="ignore"):
+            self.logprobs = np.log(np.asarray(target_probs))
+        return self._rule(draft, target_probs, uniforms)
 
 
 def logprobs_of_rows(

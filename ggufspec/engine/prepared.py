@@ -11,6 +11,7 @@ from time import perf_counter
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.drafting import strategies as drafters
 from ggufspec.engine.constraints import sampling_of
+from ggufspec.engine.infill import reading_order
 from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
@@ -37,10 +38,12 @@ class PreparedText:
     n_draft: int  # the most tokens that a round may draft
     n_leaves: int  # the most leaves of a draft; 1: chains only
     prediction: Sequence[int]
+    read_as: Sequence[int]  # the prompt as n-grams read it; empty: as it is
     seed: int
     turn: float  # texts are begun, and prompts read, in this order
     n_top: int | None = None
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
+    is_sampled: bool = False  # log-probabilities are those after sampling
 
 
 def prepared(
@@ -50,12 +53,13 @@ def prepared(
     *,
     n_top: int | None = None,
     prompt_logprobs: Sequence[TokenLogprobs] | None = None,
+    is_sampled: bool = False,
     like: PreparedText | None = None,
 ) -> PreparedText:
     """Compile the constraint, and check what depends on the pair. Raises OptionError, ClosedError.
 
-    `like`: a text with the same options, whose constraint need not be compiled again. The first
-    constraint of a vocabulary reads all its tokens, with progress.
+    `like`: a text with the same options, also is_sampled, whose constraint need not be compiled
+    again. The first constraint of a vocabulary reads all its tokens, with progress.
     """
     drafters.uses_model(options.drafter_name(has_draft=pair.draft is not None))  # or it is unknown
     is_exact = pair.is_exact and options.sampling.effective_temperature > 0
@@ -67,6 +71,7 @@ def prepared(
     heard = options.progress and partial(options.progress, "vocabulary")
     compiled = like.sampling.constraint if like is not None else None
     seed = secrets.randbits(32) if options.seed is None else options.seed
+    is_sampled = is_sampled or (like is not None and like.is_sampled)
     return PreparedText(
         tokens,
         options,
@@ -74,8 +79,10 @@ def prepared(
         pair.n_draft(options),
         pair.n_leaves(options),
         pair.prediction(options),
+        () if options.context_shift else reading_order(tokens, pair.vocab.infill_tokens),
         seed,
         perf_counter() + _SECONDS_OVERTAKEN * len(tokens),
         n_top,
         prompt_logprobs,
+        is_sampled,
     )

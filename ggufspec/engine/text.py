@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import sys
 from array import array
 from bisect import bisect_left
@@ -15,6 +16,7 @@ from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that do not begin a character
+_LAST_LINES = re.compile(r"\n[ \t\r\n]*\Z")  # which may be indented less than the text before
 FinishReason = Literal["stop", "length"]
 
 
@@ -59,9 +61,12 @@ class TextStream:
     start of a stop string. `ended_by` is the first stop string that is complete; it and all text
     after it is never returned. `n_chars`: characters so far, also those held back. `before`: the
     last bytes of the prompt; if they end inside a character, the rest of its bytes is left out.
+    `min_indent`: the text also ends before a line, but its first, with less white space before it.
     """
 
-    def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
+    def __init__(self, stop: Sequence[str] = (), before: bytes = b"", min_indent: int = 0) -> None:
+        less = f"{{0,{min_indent - 1}}}"
+        self._dedent = re.compile(rf"\n[ \t]{less}(?=[^ \t\r\n])") if min_indent else None
         self._stop = sorted(stop)
         self._n_longest = max(map(len, self._stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -70,6 +75,7 @@ class TextStream:
         self._decoder.reset()
         self._held = ""
         self.n_chars = 0
+        self.has_ended = False
         self.ended_by: str | None = None
 
     def push(self, data: bytes) -> str:
@@ -87,17 +93,22 @@ class TextStream:
         return text
 
     def _release(self, text: str) -> str:
-        if self.ended_by is not None:
+        if self.has_ended:
             return ""
-        if not self._stop:
+        if not self._stop and self._dedent is None:
             return text
         text = self._held + text
-        found = ((text.find(stop), stop) for stop in self._stop)
-        first, stop = min((each for each in found if each[0] >= 0), default=(-1, None))
-        if stop is not None:
-            self.ended_by, self._held = stop, ""
+        found: list[tuple[int, str | None]] = [(text.find(stop), stop) for stop in self._stop]
+        if self._dedent is not None and (dedent := self._dedent.search(text)):
+            found.append((dedent.start(), None))
+        ends = [each for each in found if each[0] >= 0]
+        if ends:
+            first, self.ended_by = min(ends, key=lambda each: each[0])
+            self.has_ended, self._held = True, ""
             return text[:first]
         n_held = n_begun(text, self._stop, self._n_longest - 1)
+        if self._dedent is not None and (line := _LAST_LINES.search(text)):
+            n_held = max(n_held, len(text) - line.start())
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from functools import cached_property
 from itertools import pairwise
 from time import sleep
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import llama_cpp
 
@@ -37,6 +37,16 @@ _TEXTLESS = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKN
 _TYPES = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 
 Result = TypeVar("Result")
+
+
+class InfillTokens(NamedTuple):
+    """The tokens between the parts of a prompt for text between two others; below 0: none."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int
+    file: int
 
 
 class Vocab:
@@ -88,6 +98,13 @@ class Vocab:
         """The tokens that end a generation."""
         is_eog = llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self.n_tokens) if is_eog(self.pointer, token))
+
+    @cached_property
+    def infill_tokens(self) -> InfillTokens | None:
+        """Those of llama.cpp, which reads the file's header and knows usual names; or None."""
+        read = ("fim_pre", "fim_suf", "fim_mid", "fim_rep", "fim_sep")
+        found = [getattr(llama_cpp, f"llama_vocab_{name}")(self.pointer) for name in read]
+        return InfillTokens(*found) if min(found[:3]) >= 0 else None
 
     def token_table(self, progress: Progress | None = None) -> TokenTable:
         """The vocabulary for constraints; 200,000 tokens take 1 s the first time."""

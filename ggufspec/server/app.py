@@ -19,6 +19,7 @@ from ggufspec import __version__
 from ggufspec.errors import PromptTooLongError
 from ggufspec.server import schema
 from ggufspec.server.dialects.chat_response import CompletionRenderer
+from ggufspec.server.dialects.llama_cpp import InfillRequest, LlamaCompletion, LlamaRenderer
 from ggufspec.server.dialects.messages import CountTokensRequest, MessageRenderer, MessagesRequest
 from ggufspec.server.dialects.ollama import VERSION, OllamaRenderer, OllamaRequest, described
 from ggufspec.server.dialects.responses_request import ResponsesRequest, ResponseStore
@@ -100,7 +101,10 @@ class _StrictJsonRoute(APIRoute):
 
 
 def _add_generation(router: APIRouter, service: Service) -> None:
-    alias = service.options.alias
+    alias, vocab, n_ctx = service.options.alias, service.engine.vocab, service.engine.n_ctx
+
+    def llama_renderer(body: LlamaCompletion, parsed: ParsedRequest) -> LlamaRenderer:
+        return LlamaRenderer(body, parsed, alias, vocab, n_ctx)
 
     @router.post("/v1/completions")
     async def completions(body: schema.CompletionRequest, request: Request) -> Response:
@@ -131,6 +135,17 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         except PromptTooLongError as error:
             n_tokens = error.n_prompt
         return JSONResponse({"input_tokens": n_tokens})
+
+    @router.post("/completion")
+    @router.post("/completions")
+    async def completion(body: LlamaCompletion, request: Request) -> Response:
+        """Continue a prompt, like llama.cpp's own completions."""
+        return await _answer(body, request, service, partial(llama_renderer, body))
+
+    @router.post("/infill")
+    async def infill(body: InfillRequest, request: Request) -> Response:
+        """Write the text between two others, like llama.cpp's server."""
+        return await _answer(body, request, service, partial(llama_renderer, body))
 
     @router.post("/predict")
     async def predict(body: schema.PredictRequest, request: Request) -> Response:
@@ -177,7 +192,8 @@ def _add_ollama(router: APIRouter, service: Service) -> None:
         make = partial(OllamaRenderer, model=alias, is_chat=request.scope["path"] == "/api/chat")
         if not (body.messages or body.prompt):
             return JSONResponse(make(None).body())
-        is_raw = not body.messages and (body.raw or engine.chat_template is None)
+        is_raw = body.raw or bool(body.suffix) or engine.chat_template is None
+        is_raw = is_raw and not body.messages
         return await _answer(body.completion() if is_raw else body.chat(), request, service, make)
 
     @router.get("/api/tags")

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ggufspec.decoding.stats import Stats, Threads, threads_since
 
+# llama.cpp's names, for the dashboards that have them; each with what a text adds to it.
+_OF_LLAMA_CPP: dict[str, Callable[[Stats], float]] = {
+    "prompt_tokens": lambda stats: stats.n_prompt - stats.n_prompt_reused,
+    "prompt_tokens_cached": lambda stats: stats.n_prompt_reused,
+    "prompt_seconds": lambda stats: stats.seconds.prompt,
+    "tokens_predicted": lambda stats: stats.n_generated,
+    "tokens_predicted_seconds": lambda stats: stats.seconds.generation,
+    "n_decode": lambda stats: stats.n_rounds,
+    "spec_decode_num_draft_tokens": lambda stats: stats.n_drafted,
+    "spec_decode_num_accepted_tokens": lambda stats: stats.n_accepted,
+}
+_SPEEDS = {
+    "prompt_tokens_seconds": ("prompt_tokens", "prompt_seconds"),
+    "predicted_tokens_seconds": ("tokens_predicted", "tokens_predicted_seconds"),
+}
 _BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
 
@@ -29,8 +45,8 @@ class Metrics:
         )
         for outcome in ("completed", "cancelled", "failed"):
             self.generations.labels(outcome)
-        self.n_waiting = gauge("queue_waiting", "Requests for text that wait for a slot.")
-        self.n_running = gauge("queue_running", "Requests for text that are being processed.")
+        self._n_waiting = gauge("queue_waiting", "Requests for text that wait for a slot.")
+        self._n_running = gauge("queue_running", "Requests for text that are being processed.")
         self._prompt_tokens = counter(
             "prompt_tokens", "Tokens of prompts that were processed to their end."
         )
@@ -65,6 +81,16 @@ class Metrics:
             "Measured cost of plain decoding / time spent; NaN until both were measured.",
         )
         self._speedup.set(math.nan)
+        what = "As in llama.cpp's server."
+        self._of_llama_cpp = {
+            name: (Counter(f"llamacpp:{name}", what, registry=self.registry), added)
+            for name, added in _OF_LLAMA_CPP.items()
+        }
+        self._sums = dict.fromkeys(_OF_LLAMA_CPP, 0.0)
+        self._gauges = {
+            name: Gauge(f"llamacpp:{name}", what, registry=self.registry)
+            for name in ("requests_processing", "requests_deferred", *_SPEEDS)
+        }
         self._plain_seconds = self._speculative_seconds = 0.0
         self.time_to_first_token = Histogram(
             "time_to_first_token_seconds",
@@ -73,6 +99,15 @@ class Metrics:
             registry=self.registry,
             buckets=_BUCKETS,
         )
+
+    def observe_queue(self, n_waiting: Callable[[], float], n_running: Callable[[], float]) -> None:
+        """Report the numbers of requests that wait, and that are being processed."""
+        for gauges, n in (
+            ((self._n_waiting, self._gauges["requests_deferred"]), n_waiting),
+            ((self._n_running, self._gauges["requests_processing"]), n_running),
+        ):
+            for gauge in gauges:
+                gauge.set_function(n)
 
     def observe_threads(self, threads: Threads) -> None:
         """Take the seconds in llama_decode of the engine so far."""
@@ -86,6 +121,12 @@ class Metrics:
 
         `plain_seconds`: cost of a token without drafts, if known.
         """
+        for name, (counter, added) in self._of_llama_cpp.items():
+            counter.inc(added(stats))
+            self._sums[name] += added(stats)
+        for name, (what, seconds) in _SPEEDS.items():
+            if self._sums[seconds]:
+                self._gauges[name].set(self._sums[what] / self._sums[seconds])
         self._prompt_tokens.inc(stats.n_prompt)
         self._reused_tokens.inc(stats.n_prompt_reused)
         self._prompt_seconds.inc(stats.seconds.prompt)

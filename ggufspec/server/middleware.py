@@ -24,8 +24,9 @@ PUBLIC_PATHS = ("/", "/health", "/openapi.json")
 _OF_OPENAI = ("/completions", "/chat/", "/models", "/responses", "/messages", "/embeddings")
 _OF_OTHERS = (
     *("/health", "/props", "/metrics", "/tokenize", "/detokenize"),
-    *("/tokenizer_info", "/lora-adapters"),
+    *("/tokenizer_info", "/lora-adapters", "/completion", "/infill", "/apply-template", "/slots"),
 )
+_OF_LLAMA_CPP = "/completions"  # as in its server: OpenAI's has /v1
 _DISCARD_FACTOR = 4  # a body that is too large is discarded up to this multiple of the limit
 _DISCARD_SECONDS = 2.0
 _METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
@@ -175,7 +176,7 @@ def _usual_path(path: str) -> str:
     """
     path = path.rstrip("/") or "/"
     rest = path.removeprefix("/v1")
-    if rest.startswith(_OF_OPENAI):
+    if rest.startswith(_OF_OPENAI) and path != _OF_LLAMA_CPP:
         return f"/v1{rest}"
     return rest if rest in _OF_OTHERS or rest.startswith("/slots/") else path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -11,12 +10,12 @@ from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.llama.vocab import Vocab
 from ggufspec.server.errors import ApiError
-from ggufspec.server.events import Echo, ParsedRequest
+from ggufspec.server.events import ParsedRequest
 from ggufspec.server.formats.chat_format import format_of
 from ggufspec.server.formats.deltas import ChatParser
 from ggufspec.server.formats.grammar import GrammarMaker
+from ggufspec.server.prompts import Prompt, echo_of, prompts_of
 from ggufspec.server.schema import (
     AdapterScale,
     ChatMessage,
@@ -68,28 +67,20 @@ def parse_request(
     n, n_top, echoed, plan = body.n or 1, None, None, AnswerPlan()
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
-        tools = _tools_of(body, engine)
-        if engine.chat_template is None:
-            raise PromptError("this model has no chat template; use /v1/completions")
+        tools, conversation = _conversation_of(body, engine)
         if body.top_logprobs and not body.logprobs:
             raise OptionError("top_logprobs needs 'logprobs': true")
-        prompt = engine.render(
-            [_for_template(message) for message in body.messages],
-            tools=tools,
-            variables=_variables_of(body),
-            continue_final_message=_continues_final_message(body),
-        )
+        prompt = engine.render(**conversation)
         plan = plan_answer(body, tools, prompt, constraint, engine)
-        prompts: Sequence[str | Sequence[int]] = [prompt]
+        prompts: Sequence[Prompt] = [prompt]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
     elif isinstance(body, CompletionRequest):
         if body.best_of not in (None, n):
             raise OptionError(
                 f"best_of is {body.best_of}; all choices are returned: leave it out, or send n"
             )
-        is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-        prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
-        n_top = body.logprobs
+        prompts = prompts_of(body, engine, server)
+        n_top = body.n_probs or body.logprobs
         echoed = prompts if body.echo else None
         if not body.add_special_tokens:
             prompts = [
@@ -103,7 +94,8 @@ def parse_request(
     if body.lora:
         check_scales(body.lora, engine)
     options = _options_of(body, engine, server, {**constraint, **plan.options})
-    first = engine.prepare(prompts[0], options, n_top=n_top)
+    is_sampled = isinstance(body, CompletionRequest) and body.post_sampling_probs
+    first = engine.prepare(prompts[0], options, n_top=n_top, is_sampled=is_sampled)
     others = [engine.tokenize(prompt, n_least=options.n_least) for prompt in prompts[1:]]
     tokens = [first.tokens, *others]
     seed = options.seed if body.seed in (None, -1) else body.seed
@@ -121,26 +113,26 @@ def parse_request(
     )
 
 
-def text_of(tokens: Sequence[int], engine: Engine) -> str:
-    """The text of token ids; control tokens have none."""
-    return b"".join(map(engine.vocab.piece, tokens)).decode("utf-8", "replace")
+def applied_template(body: ChatRequest, engine: Engine) -> str:
+    """A conversation as text, up to where the answer begins. Raises PromptError, OptionError."""
+    _, conversation = _conversation_of(body, engine)
+    assert engine.chat_template is not None
+    return engine.chat_template.render(**conversation)
 
 
-def echo_of(prompt: str | Sequence[int], tokens: Sequence[int], vocab: Vocab) -> Echo:
-    """A prompt as text, and the places of its tokens; control tokens of ids have no text."""
-    pieces = [vocab.piece(token) for token in tokens]
-    data = prompt.encode() if isinstance(prompt, str) else b"".join(pieces)
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    at, n_chars, ends = 0, 0, []
-    for token, piece in zip(tokens, pieces, strict=True):
-        if not piece and data.startswith(name := vocab.shown(token), at):
-            piece = name
-        elif not data.startswith(piece, at):
-            piece = piece.removeprefix(b" ")  # that SentencePiece puts before a text
-        n_chars += len(decoder.decode(data[at : at + len(piece)]))
-        at += len(piece)
-        ends.append(n_chars)
-    return Echo(data.decode("utf-8", "replace"), ends)
+def _conversation_of(
+    body: ChatRequest, engine: Engine
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The tools, and what the chat template needs. Raises PromptError, OptionError."""
+    tools = _tools_of(body, engine)
+    if engine.chat_template is None:
+        raise PromptError("this model has no chat template; use /v1/completions")
+    return tools, {
+        "messages": [_for_template(message) for message in body.messages],
+        "tools": tools,
+        "variables": _variables_of(body),
+        "continue_final_message": _continues_final_message(body),
+    }
 
 
 def _for_template(message: ChatMessage) -> dict[str, Any]:
@@ -268,7 +260,7 @@ def _options_of(
     if body.samplers is not None:
         options["samplers"] = body.samplers
     if body.logit_bias:
-        options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
+        options["logit_bias"] = _biases_of(body.logit_bias, engine)
     if body.stop_token_ids:
         options["stop_tokens"] = body.stop_token_ids
     if not body.skip_special_tokens:
@@ -286,9 +278,23 @@ def _options_of(
         options["context_shift"] = False
     if body.seed == -1:
         options["seed"] = None
+    if body.t_max_predict_ms and body.t_max_predict_ms > 0:
+        options["max_seconds"] = body.t_max_predict_ms / 1000
+    options["min_indent"] = body.n_indent
     limits = [n for n in (limit, server.max_tokens) if n is not None and n >= 0]
     options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options | dict(changes)))
+
+
+def _biases_of(sent: Sequence[tuple[int | str, float]], engine: Engine) -> dict[int, float]:
+    """By token; a text stands for each of its tokens."""
+    found: dict[int, float] = {}
+    for of, bias in sent:
+        tokens = [of] if isinstance(of, int) else None
+        if tokens is None:
+            tokens = engine.vocab.tokenize(str(of), add_special=False, parse_special=True)
+        found.update(dict.fromkeys(tokens, bias))
+    return found
 
 
 def _constraint_of(body: GenerationBody) -> dict[str, object]:

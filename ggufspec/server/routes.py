@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +18,6 @@ from prometheus_client.exposition import choose_encoder
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from ggufspec.decoding.sampling_options import SAMPLING
 from ggufspec.engine import session_file
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.prompt_cache import CachedText
@@ -27,8 +26,10 @@ from ggufspec.errors import CacheError, SessionError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.server import schema
 from ggufspec.server.dialects.chat_response import FINGERPRINT
+from ggufspec.server.dialects.llama_cpp import settings
 from ggufspec.server.errors import ApiError, log_error
-from ggufspec.server.requests import check_scales, text_of
+from ggufspec.server.prompts import text_of
+from ggufspec.server.requests import applied_template, check_scales
 from ggufspec.server.service import Service, default_options
 
 T = TypeVar("T")
@@ -50,6 +51,12 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
         found = [_with_piece(vocab, each) for each in tokens] if body.with_pieces else tokens
         return JSONResponse({"tokens": found})
 
+    @router.post("/apply-template")
+    async def apply_template(body: schema.ChatRequest) -> Response:
+        """Write a conversation with the chat template, as llama.cpp's server does."""
+        prompt = await run_in_threadpool(applied_template, body, service.engine)
+        return JSONResponse({"prompt": prompt})
+
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
         """Name the first and the last token, and the chat template, as vLLM's server does."""
@@ -70,6 +77,15 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
 
 
 def add_slots(router: APIRouter, service: Service) -> None:
+    @router.get("/slots")
+    async def listed(fail_on_no_slot: str | None = None) -> Response:
+        """List the slots, as llama.cpp's server does."""
+        slots = enumerate(service.engine.pair.slots)
+        found = [_slot_facts(service, i, slot) for i, slot in slots]
+        if fail_on_no_slot is not None and all(each["is_processing"] for each in found):
+            raise ApiError(503, "all slots are in use", code="unavailable")
+        return JSONResponse(found)
+
     @router.post("/slots/{id_slot}")
     async def slots(
         id_slot: str, action: str | None = None, body: schema.SlotFile | None = None
@@ -167,16 +183,11 @@ def _tokenizer(service: Service) -> dict[str, Any]:
 def _properties(service: Service) -> dict[str, Any]:
     """As in llama.cpp's server, but with file names instead of paths."""
     engine, options, texts = service.engine, service.options, _tokenizer(service)
-    defaults = CheckedOptions.of(default_options(engine, options))
-    params = {name: getattr(defaults.sampling, name) for name in SAMPLING}
-    params["logit_bias"] = [
-        [token, False if bias == -math.inf else bias]
-        for token, bias in defaults.sampling.logit_bias.items()
-    ]
-    params |= {name: getattr(defaults, name) for name in ("seed", "drafter", "tree", "verify")}
-    params |= {"max_tokens": options.max_tokens, "draft_n": defaults.n_draft}
+    defaults = replace(
+        CheckedOptions.of(default_options(engine, options)), max_tokens=options.max_tokens
+    )
     return {
-        "default_generation_settings": {"n_ctx": engine.n_ctx, "params": params},
+        "default_generation_settings": {"n_ctx": engine.n_ctx, "params": settings(defaults)},
         "total_slots": engine.n_slots,
         "model_alias": options.alias,
         "model_path": engine.pair.target.model.path.name,
@@ -213,6 +224,18 @@ def page() -> HTMLResponse:
 def _hash_of(html: str, tag: str) -> str:
     (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
+
+
+def _slot_facts(service: Service, index: int, slot: Slot) -> dict[str, Any]:
+    engine = service.engine
+    return {
+        "id": index,
+        "n_ctx": engine.n_ctx,
+        "speculative": engine.pair.draft is not None,
+        "is_processing": slot.is_used,
+        "n_prompt_tokens": slot.n_prompt,
+        "n_tokens": slot.target.n_held,
+    }
 
 
 async def _slot_action(

@@ -19,12 +19,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ggufspec.decoding.sampling_options import INT_MAX, NUMBERS, SAMPLER_LETTERS
+from ggufspec.engine.options import MAX_INDENT
 from ggufspec.server import fields
 
 N_STOPS = 1000
 N_CHOICES = 16
 N_SAMPLERS = 16
 N_TOP_LOGPROBS = 20
+N_TOP_PROBS = 100
 N_PROMPTS = 64
 N_ADAPTERS = 1000
 N_MESSAGES = N_PARTS = 5000  # a thousand take some milliseconds of processor time
@@ -33,6 +35,8 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 MaxTokens = Annotated[int | None, Field(ge=-2, le=2**31)]
 # fail_fast: 100,000 wrong tokens would be as many errors, and take a second.
 Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+# left_to_right: takes half as long.
+Bias = tuple[Annotated[int | str, Field(union_mode="left_to_right")], float]
 _TOKEN = re.compile(r"[0-9]{1,9}")
 
 
@@ -132,6 +136,15 @@ class GenerationBody(_Numbers):
     min_tokens: int | None = Field(
         None, ge=0, le=2**31, description="Minimum number of tokens before an end token is allowed."
     )
+    t_max_predict_ms: int | None = Field(
+        None, ge=-1, le=2**53, description="Milliseconds, after which the text ends with its line."
+    )
+    n_indent: int = Field(
+        0,
+        ge=0,
+        le=MAX_INDENT,
+        description="The text ends before a line with less white space before it.",
+    )
     n_keep: int | None = Field(
         None, ge=-1, le=INT_MAX, description="Number of first tokens that --context-shift keeps."
     )
@@ -144,8 +157,10 @@ class GenerationBody(_Numbers):
     samplers: list[str] | None = Field(
         None, max_length=N_SAMPLERS, description="Names, or a text of llama.cpp's letters for them."
     )
-    logit_bias: dict[str, float] | None = Field(
-        None, description="Token ids and numbers; false bans a token. Also a list of pairs."
+    logit_bias: list[Bias] | None = Field(
+        None,
+        description="Pairs, or an object, of token ids and numbers; false bans a token. A text "
+        "stands for each of its tokens.",
     )
     seed: int | None = Field(None, description="-1: a random one.")
     stop: _StopOrStops = None
@@ -193,20 +208,17 @@ class GenerationBody(_Numbers):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _biases(cls, value: object) -> object:
-        """Converts llama.cpp's list of pairs to a dict, and false to -inf."""
-        if isinstance(value, list):
-            if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-                raise PydanticCustomError(
-                    "biases", "send an object of token ids and biases, or a list of such pairs"
-                )
-            value = {str(token): bias for token, bias in value}
-        if not isinstance(value, dict):
+        """Converts an object to pairs, and false to -inf."""
+        is_token = _TOKEN.fullmatch
+        if isinstance(value, dict):
+            value = [(int(of) if is_token(of) else of, value[of]) for of in value]
+        elif not isinstance(value, list):
             return value
-        for token in value:
-            if not _TOKEN.fullmatch(token):
-                message = "{token} is not a token id; send ids, which POST /tokenize returns"
-                raise PydanticCustomError("token", message, {"token": repr(token[:40])})
-        return {token: -math.inf if bias is False else bias for token, bias in value.items()}
+        elif not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+            raise PydanticCustomError(
+                "biases", "send an object of token ids and biases, or a list of such pairs"
+            )
+        return [(of, -math.inf if bias is False else bias) for of, bias in value]
 
 
 class CompletionRequest(GenerationBody):
@@ -218,7 +230,12 @@ class CompletionRequest(GenerationBody):
         | Annotated[list[str], Field(min_length=1, max_length=N_PROMPTS)]
         | Annotated[list[Tokens], Field(min_length=1, max_length=N_PROMPTS)]
     )
+    suffix: str | None = Field(None, description="The text is between the prompt and this one.")
     logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
+    n_probs: int = Field(0, ge=0, le=N_TOP_PROBS, description="As `logprobs`, in llama.cpp.")
+    post_sampling_probs: bool = Field(
+        False, description="Probabilities are those that tokens were drawn with."
+    )
     echo: bool = Field(
         False, description="Begin the text with the prompt, also its log-probabilities."
     )

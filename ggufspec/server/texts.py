@@ -85,8 +85,7 @@ class Texts:
         self._is_stopping = False
         self._n_ended = 0
         self._ended_seconds = 0.0
-        metrics.n_waiting.set_function(lambda: self.n_waiting)
-        metrics.n_running.set_function(lambda: self.n_running)
+        metrics.observe_queue(lambda: self.n_waiting, lambda: self.n_running)
 
     @property
     def n_waiting(self) -> int:

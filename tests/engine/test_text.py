@@ -92,3 +92,18 @@ def test_a_thousand_stop_strings_are_found_as_one_is() -> None:
     stream = TextStream(stops)
     assert feed(stream, split(text.encode(), rng)) == text[:first]
     assert stream.ended_by == next(stop for stop in stops if text.startswith(stop, first))
+
+
+def written(text: str, min_indent: int, n_bytes: int) -> tuple[str, bool]:
+    stream, data = TextStream((), b"", min_indent), text.encode()
+    parts = [stream.push(data[i : i + n_bytes]) for i in range(0, len(data), n_bytes)]
+    return "".join([*parts, stream.finish()]), stream.has_ended
+
+
+@pytest.mark.parametrize("n_bytes", [1, 2, 3, 100])
+def test_a_text_ends_before_a_line_with_less_indentation(n_bytes: int) -> None:
+    assert written("a\n    b\n\n    c\n  d", 4, n_bytes) == ("a\n    b\n\n    c", True)
+    assert written("a\n\tb\nc", 1, n_bytes) == ("a\n\tb", True)
+    assert written("a\n    b\n  ", 4, n_bytes) == ("a\n    b\n  ", False)
+    assert written("a\n      b", 4, n_bytes) == ("a\n      b", False)
+    assert written("a\nb", 0, n_bytes) == ("a\nb", False)

@@ -234,9 +234,12 @@ def test_prompts_may_be_tokens(live: Live) -> None:
 
 def test_paths_work_without_v1_and_with_a_slash_at_their_end(live: Live) -> None:
     asked = {"prompt": "hello world", **GREEDY}
-    assert text_of(live.ok("/completions/", **asked)) == text_of(
-        live.ok("/v1/completions", **asked)
-    )
+    wanted = text_of(live.ok("/v1/completions/", **asked))
+    assert live.ok("/v1/completion/", **asked)["content"] == wanted
+    assert live.ok("/completions/", **asked)["content"] == wanted, "llama.cpp's, without /v1"
+    chat = {"messages": [{"role": "user", "content": "hello"}], **GREEDY}
+    found = [live.ok(path, **chat) for path in ("/chat/completions/", "/v1/chat/completions")]
+    assert found[0]["choices"] == found[1]["choices"]
     for read in ("/models", "/models/tiny", "/props", "/health"):
         assert live.client.get(read).json() == live.client.get(f"/v1{read}/").json()
     assert live.ok("/v1/tokenize", content="hello") == live.ok("/tokenize", content="hello")

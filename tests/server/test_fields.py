@@ -49,6 +49,7 @@ def test_the_guide_lists_all_fields(live: Live) -> None:
     guide = (Path(ggufspec.__file__).parent / "server" / "README.md").read_text(encoding="utf-8")
     schemas = live.client.get("/openapi.json").json()["components"]["schemas"]
     bodies = ("ChatRequest", "CompletionRequest", "ResponsesRequest", "StructuredOutputs")
+    bodies = (*bodies, "LlamaCompletion", "InfillRequest")
     names = {name for body in bodies for name in schemas[body]["properties"]}
     bodies = ("MessagesRequest", "CustomTool", "OllamaRequest")
     names |= {name for body in bodies for name in schemas[body]["properties"]}

@@ -83,7 +83,8 @@ def test_the_document_of_the_api_is_true(live: Live) -> None:
     assert set(document["paths"]) == {
         *("/v1/completions", "/v1/chat/completions", "/predict", "/tokenize", "/detokenize"),
         *("/v1/models", "/v1/models/{name}", "/health", "/metrics", "/props"),
-        *("/tokenizer_info", "/lora-adapters", "/slots/{id_slot}"),
+        *("/tokenizer_info", "/lora-adapters", "/slots", "/slots/{id_slot}"),
+        *("/completion", "/completions", "/infill", "/apply-template"),
         *("/v1/responses", "/v1/responses/{response_id}"),
         *("/v1/messages", "/v1/messages/count_tokens"),
         *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/version"),

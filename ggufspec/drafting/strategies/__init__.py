@@ -34,6 +34,7 @@ class Materials:
     forced: ForcedText = field(default_factory=ForcedText)  # from the sampling's constraint
     prediction: Sequence[int] = ()  # tokens that the text is expected to repeat
     texts: Sequence[_native.SortedTexts] = ()  # other texts, which the text may repeat
+    read_as: Sequence[int] = ()  # the prompt as n-grams read it; empty: as it is
     stage: Stage | None = None  # drafts the draft model's own tokens, for the strategy `staged`
 
 

@@ -38,12 +38,17 @@ class NgramIndex:
 
     `prediction`: tokens that the text may repeat, stored after a copy of the prompt's last tokens:
     so at the start of the text, the longest match ends right before them. `others`: further texts.
+    `read_as`: tokens that stand for as many first ones of each text; empty: they stand as they are.
     """
 
     def __init__(
-        self, prediction: Sequence[int] = (), others: Sequence[_native.SortedTexts] = ()
+        self,
+        prediction: Sequence[int] = (),
+        others: Sequence[_native.SortedTexts] = (),
+        read_as: Sequence[int] = (),
     ) -> None:
         self._prediction = prediction
+        self._read_as = token_array(read_as)
         self._repeated = _native.SortedTexts()
         self._ngrams = _native.Ngrams(
             constants.NGRAM_PRIORS,
@@ -58,6 +63,8 @@ class NgramIndex:
         Fastest if `tokens` is an array of int32 that continues the previous call's.
         """
         tokens = token_array(tokens)
+        if self._read_as:
+            tokens = self._read_as + tokens[len(self._read_as) :]
         if self._prediction:
             before = tokens[-constants.NGRAM_MATCHED :]
             self._repeated.add(array("i", [*before, *self._prediction]))  # type: ignore[arg-type]
@@ -179,4 +186,6 @@ class NgramDrafter:
 
 
 def make(materials: Materials) -> NgramDrafter:
-    return NgramDrafter(materials, NgramIndex(materials.prediction, materials.texts))
+    return NgramDrafter(
+        materials, NgramIndex(materials.prediction, materials.texts, materials.read_as)
+    )

@@ -37,6 +37,7 @@ class OllamaRequest(schema.Body):
     messages: list[OllamaMessage] | None = None
     prompt: str = ""
     system: str | None = Field(None, description="With a prompt.")
+    suffix: str = Field("", description="The text is between the prompt and this one.")
     raw: bool = Field(False, description="true: the prompt is continued, without chat template.")
     tools: list[schema.Tool] | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -62,7 +63,7 @@ class OllamaRequest(schema.Body):
         chat = self.chat()
         names = chat.model_fields_set & schema.GenerationBody.model_fields.keys()
         made = {name: getattr(chat, name) for name in names}
-        return schema.CompletionRequest(**made, prompt=self.prompt)
+        return schema.CompletionRequest(**made, prompt=self.prompt, suffix=self.suffix)
 
 
 class OllamaRenderer:

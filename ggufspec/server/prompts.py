@@ -1,0 +1,95 @@
+"""The prompts of a completion as token ids or texts, and the places of their tokens."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import cast
+
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.infill import InfillFile, infill_prompt
+from ggufspec.errors import OptionError
+from ggufspec.llama.vocab import Vocab
+from ggufspec.server.dialects.llama_cpp import InfillRequest
+from ggufspec.server.events import Echo
+from ggufspec.server.schema import CompletionRequest
+from ggufspec.server.service import ServerOptions
+
+_N_TEXT = 512  # tokens that are left for the text between two others, if the request has no limit
+
+Prompt = str | Sequence[int]
+
+
+def prompts_of(body: CompletionRequest, engine: Engine, server: ServerOptions) -> list[Prompt]:
+    """Texts or token ids, each a prompt. Raises PromptError, OptionError."""
+    if isinstance(body, InfillRequest):
+        files = [InfillFile(each.text, each.filename) for each in body.input_extra]
+        around = (body.input_prefix, body.input_suffix)
+        return [_infilled(*around, body, engine, server, files=files, begun=body.prompt)]
+    is_one = isinstance(body.prompt, str) or any(isinstance(each, int) for each in body.prompt)
+    prompts = cast("list[str | list[int | str]]", [body.prompt] if is_one else body.prompt)
+    if body.suffix:
+        if not all(isinstance(each, str) for each in prompts):
+            raise OptionError("'suffix' needs prompts as texts, not as token ids")
+        pairs = [(cast("str", each), body.suffix) for each in prompts]
+        return [_infilled(*pair, body, engine, server) for pair in pairs]
+    return [_joined(each, engine.vocab, body.add_special_tokens) for each in prompts]
+
+
+def _infilled(
+    prefix: str,
+    suffix: str,
+    body: CompletionRequest,
+    engine: Engine,
+    server: ServerOptions,
+    *,
+    files: Sequence[InfillFile] = (),
+    begun: str = "",
+) -> list[int]:
+    limits = [n for n in (body.max_tokens, server.max_tokens) if n is not None and n >= 0]
+    n_text = min([*limits, _N_TEXT, engine.n_ctx // 4])
+    return infill_prompt(
+        engine.vocab,
+        prefix,
+        suffix,
+        files=files,
+        begun=begun,
+        n_ctx=engine.n_ctx,
+        n_text=n_text,
+        suffix_first=server.suffix_first,
+    )
+
+
+def _joined(prompt: str | Sequence[int | str], vocab: Vocab, add_special: bool) -> Prompt:
+    """A prompt; token ids and texts in one, as llama.cpp's server takes them, are joined."""
+    if isinstance(prompt, str):
+        return prompt
+    tokens: list[int] = []
+    for i, part in enumerate(prompt):
+        if isinstance(part, str):
+            tokens += vocab.tokenize(part, add_special=add_special and not i, parse_special=True)
+        else:
+            tokens.append(part)
+    return tokens
+
+
+def text_of(tokens: Sequence[int], engine: Engine) -> str:
+    """The text of token ids; control tokens have none."""
+    return b"".join(map(engine.vocab.piece, tokens)).decode("utf-8", "replace")
+
+
+def echo_of(prompt: str | Sequence[int], tokens: Sequence[int], vocab: Vocab) -> Echo:
+    """A prompt as text, and the places of its tokens; control tokens of ids have no text."""
+    pieces = [vocab.piece(token) for token in tokens]
+    data = prompt.encode() if isinstance(prompt, str) else b"".join(pieces)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    at, n_chars, ends = 0, 0, []
+    for token, piece in zip(tokens, pieces, strict=True):
+        if not piece and data.startswith(name := vocab.shown(token), at):
+            piece = name
+        elif not data.startswith(piece, at):
+            piece = piece.removeprefix(b" ")  # that SentencePiece puts before a text
+        n_chars += len(decoder.decode(data[at : at + len(piece)]))
+        at += len(piece)
+        ends.append(n_chars)
+    return Echo(data.decode("utf-8", "replace"), ends)
