@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ggufspec.errors import PromptError
 from ggufspec.llama.vocab import InfillTokens, Vocab
 
+N_TEXT = 512  # most tokens that are left for the text
 N_AROUND = 2048  # most tokens before and after the gap, together; llama.cpp's n_batch
 _STEP_SHARE = 8  # a cut moves by this share of them
 _REPOSITORY, _FILE = "myproject\n", "filename\n"  # llama.cpp's names, to which caches refer
 _BETWEEN_FILES = "\n\n--- snippet ---\n\n"  # for models without a token for it
-
-
-class InfillFile(NamedTuple):
-    """A part of another file."""
-
-    text: str
-    name: str = "tmp"
 
 
 def infill_prompt(
@@ -26,15 +19,16 @@ def infill_prompt(
     prefix: str,
     suffix: str,
     *,
-    files: Sequence[InfillFile] = (),
+    files: Sequence[tuple[str, str]] = (),
     begun: str = "",
     n_ctx: int,
-    n_text: int,
+    n_text: int | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
-    """The tokens of: files, prefix, suffix, and what is already written of the text, `begun`.
+    """The tokens of: files (name, text), prefix, what is already written of the text, suffix.
 
-    `n_text`: tokens of the context that are left for the text. `suffix_first`: the order suffix,
+    `n_text`: tokens of the context that are left for the text: at most N_TEXT, and a quarter of the
+    context. `suffix_first`: the order suffix,
     prefix, where typing keeps the cells of the suffix. As in llama.cpp's server, 3/4 of N_AROUND
     tokens are for the prefix, whose end is kept, and 1/4 for the suffix, whose beginning is kept;
     the files fill the rest, and the last ones are kept. Unlike there, what is cut changes in steps,
@@ -51,6 +45,7 @@ def infill_prompt(
     def tokens_of(text: str) -> list[int]:
         return vocab.tokenize(text, add_special=False, parse_special=False) if text else []
 
+    n_text = min(n for n in (n_text, N_TEXT, n_ctx // 4) if n is not None)
     n_room = n_ctx - n_text - _STEP_SHARE
     n_around = max(min(N_AROUND, 3 * (n_room // 4) if files else n_room), _STEP_SHARE)
     after, before = tokens_of(suffix), tokens_of(prefix)
@@ -60,12 +55,12 @@ def infill_prompt(
     before = before[-(-excess // step) * step :]
     after = after[: max(n_around // 4 - 2 - len(written), 0)]
     others: list[int] = [marks.repository, *tokens_of(_REPOSITORY)] if marks.repository >= 0 else []
-    for name, text in [*((f"{each.name}\n", each.text) for each in files), (_FILE, None)]:
+    for name, text in [*((f"{name}\n", text) for name, text in files), (_FILE, "")]:
         if marks.file >= 0:
             others += [marks.file, *tokens_of(name)]
-        elif text is not None:
+        elif text:
             others += tokens_of(_BETWEEN_FILES)
-        others += tokens_of(text or "")
+        others += tokens_of(text)
     around = [marks.prefix, *before, *written], [marks.suffix, *after]
     n_taken = -(-sum(map(len, around)) // step) * step  # in steps, as typing changes it
     n_others = max(n_ctx - n_taken - 2 - n_text, 0)  # 2: BOS, and the last token

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import cast
 
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.infill import InfillFile, infill_prompt
 from ggufspec.errors import OptionError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.server.dialects.llama_cpp import InfillRequest
@@ -15,16 +14,14 @@ from ggufspec.server.events import Echo
 from ggufspec.server.schema import CompletionRequest
 from ggufspec.server.service import ServerOptions
 
-_N_TEXT = 512  # tokens that are left for the text between two others, if the request has no limit
-
 Prompt = str | Sequence[int]
 
 
 def prompts_of(body: CompletionRequest, engine: Engine, server: ServerOptions) -> list[Prompt]:
     """Texts or token ids, each a prompt. Raises PromptError, OptionError."""
     if isinstance(body, InfillRequest):
-        files = [InfillFile(each.text, each.filename) for each in body.input_extra]
-        around = (body.input_prefix, body.input_suffix)
+        files = [(each.filename, each.text) for each in body.input_extra]
+        around = body.input_prefix, body.input_suffix
         return [_infilled(*around, body, engine, server, files=files, begun=body.prompt)]
     is_one = isinstance(body.prompt, str) or any(isinstance(each, int) for each in body.prompt)
     prompts = cast("list[str | list[int | str]]", [body.prompt] if is_one else body.prompt)
@@ -43,19 +40,16 @@ def _infilled(
     engine: Engine,
     server: ServerOptions,
     *,
-    files: Sequence[InfillFile] = (),
+    files: Sequence[tuple[str, str]] = (),
     begun: str = "",
 ) -> list[int]:
     limits = [n for n in (body.max_tokens, server.max_tokens) if n is not None and n >= 0]
-    n_text = min([*limits, _N_TEXT, engine.n_ctx // 4])
-    return infill_prompt(
-        engine.vocab,
+    return engine.infill_prompt(
         prefix,
         suffix,
         files=files,
         begun=begun,
-        n_ctx=engine.n_ctx,
-        n_text=n_text,
+        n_text=min(limits, default=None),
         suffix_first=server.suffix_first,
     )
 

@@ -12,7 +12,7 @@ import tiny
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.infill import InfillFile, infill_prompt, reading_order
+from ggufspec.engine.infill import infill_prompt, reading_order
 from ggufspec.errors import PromptError
 from ggufspec.llama.vocab import Vocab
 
@@ -45,7 +45,7 @@ def made(vocab: Vocab, prefix: str, suffix: str, **how: Any) -> list[int]:
 
 
 def test_the_order_is_that_of_llama_cpp(vocab: Vocab) -> None:
-    found = made(vocab, "a =", "c", files=[InfillFile("x = 1", "x.py")], begun=" b")
+    found = made(vocab, "a =", "c", files=[("x.py", "x = 1")], begun=" b")
     head = [REPO, *tokens_of(vocab, "myproject\n"), FILE, *tokens_of(vocab, "x.py\n")]
     here = [*tokens_of(vocab, "x = 1"), FILE, *tokens_of(vocab, "filename\n")]
     begins = [vocab.bos] if vocab.adds_bos else []
@@ -57,16 +57,16 @@ def test_the_order_is_that_of_llama_cpp(vocab: Vocab) -> None:
 
 
 def test_names_of_special_tokens_in_the_texts_are_plain_text(vocab: Vocab) -> None:
-    found = made(vocab, "<|fim_middle|>", "<|fim_prefix|>", files=[InfillFile("<|file_sep|>")])
+    found = made(vocab, "<|fim_middle|>", "<|fim_prefix|>", files=[("tmp", "<|file_sep|>")])
     assert [found.count(each) for each in (PRE, SUF, MID, FILE)] == [1, 1, 1, 2]
 
 
 def test_long_texts_are_cut_around_the_gap_and_fit_the_context(vocab: Vocab) -> None:
     numbers = " ".join(map(str, range(3000)))
-    files = [InfillFile(numbers, "old.py"), InfillFile("near", "new.py")]
+    files = [("old.py", numbers), ("new.py", "near")]
     for n_ctx in (64, 256, 1024, 4096, 8192):
         found = made(vocab, numbers, numbers, files=files, n_ctx=n_ctx, n_text=n_ctx // 4)
-        assert len(found) <= n_ctx - n_ctx // 4
+        assert len(found) <= n_ctx - min(n_ctx // 4, 512)
         before = found[found.index(PRE) + 1 : found.index(SUF)]
         after = found[found.index(SUF) + 1 : -1]
         assert before == tokens_of(vocab, numbers)[-len(before) :]
@@ -83,6 +83,14 @@ def test_typing_moves_the_beginning_of_a_cut_prefix_in_steps_only(vocab: Vocab) 
         found = made(vocab, text[: 2400 + n], "after")
         starts.add(bytes(str(found[: found.index(PRE) + 20]), "ascii"))
     assert len(starts) <= 2
+
+
+def test_the_engine_leaves_room_for_the_text(coder: Engine) -> None:
+    numbers = " ".join(map(str, range(3000)))
+    prompt = coder.infill_prompt(numbers, numbers, files=[("a.py", numbers)], n_text=40)
+    found = coder.generate(prompt, max_tokens=40, ignore_eos=True)
+    assert len(found.tokens) == 40
+    assert coder.infill_prompt("a", "b") == made(coder.vocab, "a", "b")
 
 
 def test_a_model_without_such_tokens_refuses_and_says_so(tmp_path: Path) -> None:
@@ -109,7 +117,7 @@ def test_what_follows_the_prefix_elsewhere_is_drafted_from_the_first_token_on(
 ) -> None:
     """The text continues the prefix as another file does: one draft holds all of it."""
     said = " for each one of them in turn"
-    prompt = made(vocab, "x\ndef run():", "\nlast", files=[InfillFile(f"def run():{said}\nother")])
+    prompt = made(vocab, "x\ndef run():", "\nlast", files=[("tmp", f"def run():{said}\nother")])
     script = tokens_of(vocab, said)
     path = tiny.write_timed(
         tmp_path / "timed.gguf", script, n_prompt=len(prompt), vocab=CODE, n_ctx_train=512
