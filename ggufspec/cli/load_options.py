@@ -9,10 +9,13 @@ from typing import Any
 
 import click
 
-from ggufspec.cli.parameters import POSITIVE, Option, OrWord, gathered, option, read_option
+from ggufspec.cli.parameters import POSITIVE, Option, OrWord, gathered, option
 from ggufspec.common import validate
+from ggufspec.common.facts import json_object
+from ggufspec.common.reading import read_text
 from ggufspec.common.validate import OneOf, Whole
 from ggufspec.engine.load_options import OPTIONS, LoadOption
+from ggufspec.errors import OptionError
 from ggufspec.models.adapters import adapters_of
 from ggufspec.models.key_overrides import key_overrides_of
 from ggufspec.placement.overrides import ALL
@@ -55,8 +58,29 @@ def _settings(each: LoadOption) -> dict[str, Any]:
     return dict(_SETTINGS[check])
 
 
-def _parts(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(filter(None, (value or "").split(",")))
+def _parts(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...]:
+    return tuple(filter(None, ",".join(given).split(",")))
+
+
+def _template(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """The text of a template, or of a file with one."""
+    if given is None or "{" in given:
+        return given
+    return read_text(Path(given), "the file", OptionError)
+
+
+def _variables(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """The members of JSON objects; of the same name, the last."""
+    found: dict[str, Any] = {}
+    for text in given:
+        if (members := json_object(text)) is None:
+            raise click.BadParameter(f"{text!r} is not a JSON object")
+        found |= members
+    return found or None
 
 
 def _adapters(
@@ -93,10 +117,11 @@ _FILES = click.Path(path_type=Path, dir_okay=False, resolve_path=True)
 _SETTINGS: dict[Callable[[str, Any], Any], dict[str, Any]] = {
     adapters_of: {"multiple": True, "callback": _adapters},
     addresses: {"callback": _servers},
-    key_overrides_of: {"callback": _parts},
+    key_overrides_of: {"multiple": True, "callback": _parts},
     validate.paths: {"type": _FILES, "multiple": True},
     validate.positive: {"type": POSITIVE},
     validate.shares: {"callback": _shares},
-    validate.text: read_option(),
-    validate.texts: {"callback": _parts},
+    validate.text: {"callback": _template},
+    validate.texts: {"multiple": True, "callback": _parts},
+    validate.variables: {"multiple": True, "callback": _variables},
 }

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from ggufspec.cli import llama_lines, render
 from ggufspec.cli.loading import PairOptions
 from ggufspec.cli.parameters import PATH, Command, Option, OrWord, gathered, option
 from ggufspec.common import defaults
@@ -241,6 +242,14 @@ class SectionedCommand(click.Command):
         super().__init__(*args, **settings)
         if sum(not getattr(each, "hidden", True) for each in self.params) > _MOST:
             self.params.append(_all_option())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads llama.cpp's options, too, if the command loads models."""
+        if any("--model" in each.opts for each in self.params) and not ctx.resilient_parsing:
+            args, without_effect = llama_lines.translated(self, args)
+            if without_effect:
+                render.note(without_effect)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records: dict[str, list[tuple[str, str]]] = {}  # a flag may set another option's value

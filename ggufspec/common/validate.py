@@ -126,6 +126,13 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     return tuple(text(f"an entry of {name}", entry) for entry in value)
 
 
+def variables(name: str, value: object) -> dict[str, object]:
+    """A mapping from names to any values."""
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
+        raise OptionError(f"{name} is {value!r}; it must map names to values")
+    return dict(value)
+
+
 def tokens(name: str, value: object) -> tuple[int, ...]:
     """A tuple of token ids; empty for None."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, (Iterable, NoneType)):

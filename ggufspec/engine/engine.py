@@ -49,8 +49,9 @@ class Engine:
         attention: str | None = None,
         file_sampling: FileSampling | None = None,
         chat_template: str | None = None,
+        template_variables: Mapping[str, object] | None = None,
     ) -> None:
-        """`chat_template` (Jinja) replaces that of the target's file."""
+        """`chat_template` (Jinja) replaces that of the target's file; it is given the variables."""
         self.pair = pair
         self.scheduler = Scheduler(pair)
         self.placement = placement  # what was decided about memory, for the user; None: nothing
@@ -58,6 +59,7 @@ class Engine:
         self.file_sampling = file_sampling or FileSampling({})
         self.attention = attention  # why flash attention is on or off; None: not measured
         self._templates = TemplateProcess()
+        self._variables = template_variables or {}
         model = pair.target.model
         source = chat_template or model.chat_template
         for_tools = None if chat_template else model.chat_template_for_tools
@@ -194,7 +196,7 @@ class Engine:
         text = used.render(
             messages,
             tools=tools,
-            variables=variables,
+            variables={**self._variables, **(variables or {})},
             continue_final_message=continue_final_message,
         )
         has_bos = bool(used.bos_text) and text.startswith(used.bos_text)

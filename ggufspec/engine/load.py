@@ -178,6 +178,7 @@ def _load(
             attention=attention.reason,
             file_sampling=places.file_sampling,
             chat_template=options.chat_template,
+            template_variables=options.template_variables,
         )
         tell("contexts", 1.0)
         resources.callback(servers.close)

@@ -139,8 +139,10 @@ class LoadOptions:
     n_batch: int | None = _option(None, Whole(1, 2**20), "-b --batch-size $LLAMA_ARG_BATCH",
         "Prompt tokens per batch, for target and draft.  "
         f"[default: from tune, or {defaults.N_BATCH}]")
-    n_draft_max: int = _option(defaults.N_DRAFT_MAX, Whole(1, defaults.N_DRAFT_LIMIT), "",
-        "Maximum drafted tokens per round.")
+    n_draft_max: int = _option(defaults.N_DRAFT_MAX, Whole(1, defaults.N_DRAFT_LIMIT),
+        "--draft-max | --spec-draft-n-max $LLAMA_ARG_SPEC_DRAFT_N_MAX",
+        "Maximum drafted tokens per round; with a number in --draft-n, that.", section="Drafting",
+        commands="texts")
     flash_attention: str = _option(defaults.FLASH_ATTENTION, OneOf(("auto", "own", "on", "off")),
         "-fa --flash-attn $LLAMA_ARG_FLASH_ATTN",
         "Flash attention; own: by ggufspec's kernels for CPUs; on: by llama.cpp's; auto: the "
@@ -189,9 +191,13 @@ class LoadOptions:
     lora_draft: tuple[Adapter, ...] = _option((), adapters_of, "--lora-draft",
         "LoRA adapters of a draft model, as for --lora.", metavar=_ADAPTERS, section="Models")
     chat_template: str | None = _option(None, validate.text,
-        "--chat-template-file $LLAMA_ARG_CHAT_TEMPLATE_FILE",
-        "Chat template (Jinja) to use instead of the target's own.", section="Prompt",
-        commands="chats")
+        "--chat-template-file | --chat-template $LLAMA_ARG_CHAT_TEMPLATE_FILE",
+        "Chat template (Jinja) to use instead of the target's own.", metavar="FILE",
+        section="Prompt", commands="chats")
+    template_variables: Mapping[str, object] | None = _option(None, validate.variables,
+        "--chat-template-kwargs $LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
+        'Variables of the chat template, such as {"enable_thinking": false}; those of a request '
+        "take precedence.", metavar="JSON", section="Prompt", commands="chats")
     draft_texts: tuple[Path, ...] = _option((), validate.paths, "--draft-text",
         "A text that answers may repeat, such as a file of the code that is edited; may be given "
         "several times. Tokens are drafted from it; it does not change the answers.",

@@ -1,4 +1,4 @@
-"""The options of llama.cpp's programs, for the table of ggufspec/cli/llama_options.md.
+"""The options of llama.cpp's programs, for the table ggufspec/cli/llama_options.toml.
 
     python -m tests.benchmarks.llama_options llama-server llama-cli
 
@@ -18,15 +18,17 @@ import click
 
 DATA = Path(__file__).parents[1] / "cli" / "data" / "llama_options.txt"
 _NAMES = re.compile(r"(--?[\w.-]+)(?:, +|(?= |$))")
+_VALUE = re.compile(r" (?! )(\S+)(?: (?! )([A-Z]+)$)?")  # two: START END
 _ENVIRONMENT = re.compile(r"\(env: (\w+)\)")
 
 
 class LlamaOption(NamedTuple):
-    """An option: the title of its section in --help, its names, and its environment variable."""
+    """An option: its section in --help, its names, its variable, and its number of values."""
 
     section: str
     names: tuple[str, ...]
     variable: str = ""
+    n_values: int = 0
 
 
 def options_of(help_text: str) -> Iterator[LlamaOption]:
@@ -42,7 +44,9 @@ def options_of(help_text: str) -> Iterator[LlamaOption]:
             while match := _NAMES.match(line, at):
                 names.append(match[1])
                 at = match.end()
-            found = LlamaOption(section, tuple(names))
+            value = _VALUE.match(line, at)
+            n_values = len([each for each in value.groups() if each]) if value else 0
+            found = LlamaOption(section, tuple(names), n_values=n_values)
         if found is not None and (variable := _ENVIRONMENT.search(line)):
             found = found._replace(variable=variable[1])
     if found is not None:
@@ -53,7 +57,7 @@ def recorded() -> list[LlamaOption]:
     """What DATA has."""
     lines = DATA.read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines if not line.startswith("#"))
-    return [LlamaOption(section, tuple(names.split()), var) for section, names, var in rows]
+    return [LlamaOption(title, (*names.split(),), var, int(n)) for title, names, var, n in rows]
 
 
 @click.command()
@@ -65,10 +69,13 @@ def main(programs: tuple[str, ...]) -> None:
 
     version = output(programs[0], "--version").splitlines()[0]
     found = [each for program in programs for each in options_of(output(program, "--help"))]
-    rows = dict.fromkeys(["\t".join((each[0], " ".join(each[1]), each[2])) for each in found])
+    rows = dict.fromkeys(
+        ["\t".join((each[0], " ".join(each[1]), each[2], str(each[3]))) for each in found]
+    )
     sections = list(dict.fromkeys(row.partition("\t")[0] for row in rows))
     ordered = sorted(rows, key=lambda row: sections.index(row.partition("\t")[0]))
-    head = f"# llama.cpp {version.removeprefix('version: ')}: section, names, environment variable"
+    version = version.removeprefix("version: ")
+    head = f"# llama.cpp {version}: section, names, environment variable, number of values"
     DATA.write_text("\n".join([head, *ordered]) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The guide's table of llama.cpp's options is complete and true; its variables are defaults here.
+"""llama.cpp's command lines run: each of its options has an effect, is explained, or is refused.
 
 Another version of llama.cpp: `python -m tests.benchmarks.llama_options llama-server llama-cli`,
 and these tests say what the table lacks.
@@ -7,48 +7,28 @@ and these tests say what the table lacks.
 from __future__ import annotations
 
 import importlib
+import os
 import re
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import pytest
 from cli.conftest import Command
 
-from ggufspec.cli import parameters
+from ggufspec.cli import llama_lines
+from ggufspec.cli.llama_lines import Row, rows, translated
 from ggufspec.cli.main import cli
 from ggufspec.cli.parameters import NamedOption
 from tests.benchmarks.llama_options import options_of, recorded
 
-GUIDE = Path(parameters.__file__).with_name("llama_options.md")
+TABLE = Path(llama_lines.__file__).with_name("llama_options.toml")
+LINES = Path(__file__).parent / "data" / "llama_lines.txt"
 ALL = ("run", "chat", "serve")
-
-
-class Row(NamedTuple):
-    section: str
-    names: tuple[str, ...]
-    ours: str
-    variables: tuple[str, ...]
-    why: str
-
-
-def ticked(cell: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"`([^`]+)`", cell))
-
-
-def read_rows() -> Iterator[Row]:
-    section = ""
-    for line in GUIDE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            section = line[3:].lower()
-        elif line.startswith("| `"):
-            names, ours, variables, why = map(str.strip, line.strip("|").split(" | "))
-            yield Row(section, ticked(names), ours, ticked(variables), why)
-
-
-ROWS = list(read_rows())
+# Of earlier versions of llama.cpp; people still write them.
+EARLIER = {"-cnv", "--conversation", "-no-cnv", "--no-conversation", "-i", "--interactive"}
 
 
 @cache
@@ -58,72 +38,218 @@ def command_of(name: str) -> click.Command:
 
 
 @cache
-def options(command: str, *, hidden: bool | None = None) -> frozenset[str]:
-    """The names of a command's options; hidden: only those that --help leaves out, or has."""
+def options(command: str) -> frozenset[str]:
     of = cli if command == "ggufspec" else command_of(command)
     found = {
         name
         for each in of.get_params(click.Context(of, help_option_names=["-h", "--help"]))
-        if isinstance(each, click.Option) and hidden in (None, each.hidden)
+        if isinstance(each, click.Option)
         for name in (*each.opts, *each.secondary_opts)
     }
     return frozenset(found)
 
 
-def test_each_option_of_llama_cpp_is_in_the_table_once() -> None:
-    sections: dict[str, set[str]] = {}
-    for known in recorded():
-        for name in known.names:
-            sections.setdefault(name, set()).add(known.section)
-    listed = [name for row in ROWS for name in row.names]
-    assert sections.keys() - listed == set(), "write rows for them"
-    assert set(listed) - sections.keys() == set(), "llama.cpp has them no longer"
-    assert len(listed) == len(set(listed))
-    wrong = [(row.section, name) for row in ROWS for name in row.names]
-    assert [each for each in wrong if each[0] not in sections[each[1]]] == []
+OWN = {name for command in (*ALL, "ggufspec") for name in options(command)}
+READ = {  # variables that click reads
+    variable
+    for command in ALL
+    for each in command_of(command).params
+    if isinstance(each, NamedOption)
+    for variable in each.envvar or ()
+}
 
 
-def test_each_row_is_true() -> None:
-    for row in ROWS:
-        check(row)
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
 
 
-def check(row: Row) -> None:
-    kind, _, where = row.ours.partition(":")
-    commands = ticked(where) or ALL
-    if kind == "same":
-        for command in commands:
-            assert set(row.names) <= options(command, hidden=False), command
-    elif kind in ("no", "refused", "other meaning"):
-        found = {name for command in ALL for name in options(command) & set(row.names)}
-        refused = {name for command in ALL for name in options(command, hidden=True)}
-        assert bool(found) == (kind != "no"), found
-        assert bool(found & refused) == (kind == "refused")
-        assert row.why, "a reason, or what to do instead"
-    else:
-        assert ticked(row.ours)
-        for words in map(str.split, ticked(row.ours)):
-            if words[0] == "models":
-                assert words[1] in command_of("models").commands  # type: ignore[attr-defined]
-            elif words[0].startswith("-"):
-                for command in ALL:
-                    assert words[0] in options(command)
-            else:
-                assert set(words[1:]) <= options(words[0])
+def listed(section: str) -> list[str]:
+    return [name for row in rows() if row.section == section for name in row.names]
+
+
+def test_the_table_has_each_option_that_has_no_counterpart_of_its_name() -> None:
+    known = {name for each in recorded() for name in each.names}
+    names = {name for row in rows() for name in row.names}
+    assert known - OWN - names == set(), "write rows for them"
+    assert names - known - EARLIER == {"-nr"} - known, "llama.cpp has them no longer"
+    for section in ("differs", "instead", "no_effect", "refused"):
+        named = [
+            (name, row.commands) for row in rows() if row.section == section for name in row.names
+        ]
+        assert len(named) == len(set(named)), section
+    assert set(listed("differs")) <= OWN
+
+
+def test_rows_take_as_many_values_as_llama_cpp() -> None:
+    n_values = {name: each.n_values for each in recorded() for name in each.names}
+    for row in rows():
+        if row.section != "differs":
+            for name in {*row.names} - EARLIER:
+                assert row.n_values in (n_values[name], n_values[name] + row.may_lack_value), name
+    for command in ALL:
+        for each in command_of(command).params:
+            for name in {*each.opts} & n_values.keys():
+                if name not in ("--slots", "--draft"):  # of another meaning
+                    n = 0 if isinstance(each, click.Option) and each.is_flag else each.nargs
+                    assert n == n_values[name], name
+
+
+def others(by_value: Mapping[str, str]) -> list[str]:
+    return [text for pattern, text in by_value.items() if pattern != "else"]
+
+
+def targets(row: Row) -> list[str]:
+    """The options and variables that a row puts in place of others."""
+    texts = [row.what] if isinstance(row.what, str) else others(row.what)
+    return [word for text in texts for word in text.split() if text[0] in "-$" and len(word) > 1]
+
+
+def test_rows_name_options_that_exist() -> None:
+    for row in rows():
+        if row.section in ("renamed", "instead", "by_value"):
+            named = [name for name in targets(row) if name[0] == "-" and not name[1].isdigit()]
+            assert {*named} <= OWN, row
+    for row in rows():
+        for text in (row.what,) if isinstance(row.what, str) else row.what.values():
+            for words in map(str.split, re.findall(r"`ggufspec ([^`]+)`", text)):
+                if len(words) > 1 and words[1].startswith("-"):
+                    assert words[1] in options(words[0])
 
 
 def test_variables_are_those_of_the_same_options() -> None:
-    names = {each.variable: set(each.names) for each in recorded() if each.variable}
-    found = set()
-    for each in (each for name in ALL for each in command_of(name).params):
-        for variable in each.envvar or () if isinstance(each, NamedOption) else ():
-            if variable.startswith("LLAMA_"):
-                assert names[variable] & {*each.opts}, variable
-                found.add(variable)
-    assert sorted(variable for row in ROWS for variable in row.variables) == sorted(found)
-    for row in ROWS:
+    names: dict[str, set[str]] = {}
+    for each in recorded():
+        names.setdefault(each.variable, set()).update(each.names)
+    for row in rows():
         for variable in row.variables:
-            assert names[variable] <= {*row.names, "-nr"}, variable
+            assert names[variable] & {*row.names}, variable
+            assert variable not in READ or row.commands, variable
+    for command in ALL:
+        for parameter in command_of(command).params:
+            for variable in parameter.envvar or () if isinstance(parameter, NamedOption) else ():
+                if variable.startswith("LLAMA_"):
+                    assert names[variable] & {*parameter.opts}, variable
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_each_option_is_mapped_accepted_or_refused_by_name(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    outcomes: dict[str, int] = {"own": 0, "mapped": 0, "accepted": 0, "refused": 0}
+    for each in recorded():
+        for name in {*each.names} - {"-h", "--help"}:
+            outcome = outcome_of(command, name, [str(tmp_path / "file")] * each.n_values)
+            outcomes[outcome] += 1
+    assert sum(outcomes.values()) == sum(
+        len({*each.names} - {"-h", "--help"}) for each in recorded()
+    )
+    assert min(outcomes.values()) > 15, outcomes
+
+
+def outcome_of(command: str, name: str, values: list[str]) -> str:
+    given = ["-m", "user/repo", name, *values]
+    try:
+        arguments, note = translated(command_of(command), given)
+    except click.UsageError as error:
+        return "refused" if f"no option {name}. Instead: " in error.message else error.message
+    if name in note:
+        assert re.search(rf"{re.escape(name)}.*\(.+\)", note), "with a reason"
+        assert arguments == ["-m", "user/repo"]
+        return "accepted"
+    assert {word for word in arguments if word[:1] == "-"} <= options(command), arguments
+    return "own" if name in arguments else "mapped"
+
+
+def translate(line: str) -> tuple[list[str], str]:
+    name, *words = shlex.split(line)
+    return translated(command_of(name), words)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("serve -fa", "--flash-attn on"),
+        ("serve -fa -c 5", "--flash-attn on -c 5"),
+        ("serve -fa 0 --port 1", "--flash-attn off --port 1"),
+        ("run -fa auto", "-fa auto"),
+        ("run -p -fa", "-p -fa"),
+        ("serve -hf user/repo:Q8_0", "--model user/repo:Q8_0"),
+        ("serve --hf-file f.gguf --hf-repo u/r:Q8_0", "--model u/r/f.gguf"),
+        ("serve -ub 256 -b 2048", "-b 2048 --batch-size 256"),
+        ("serve --ubatch_size 8 --top_k 4", "--top-k 4 --batch-size 8"),
+        ("serve -hfd u/r --draft-max 16", "--draft-max 16 --draft u/r"),
+        ("serve --draft 8 --draft d.gguf", "--draft-max 8 --draft d.gguf"),
+        ("serve --spec-draft-n-max 0", "--drafter none"),
+        ("serve --spec-type draft-mtp -md a.gguf", "--draft auto -md a.gguf"),
+        ("serve --spec-type ngram-mod,ngram-map-k", "--drafter ngram"),
+        ("serve -n 64", "--max-tokens 64"),
+        ("serve -n -1", ""),
+        ("run -n -2 --temp -1", "-n -2 --temp -1"),
+        ("serve --slots --host h", "--host h"),
+        ("serve --slots 3", "--slots 3"),
+        ("serve -lm mlock", "--no-mmap --mlock"),
+        ("serve -dev none -devd CUDA1", "-ngl 0 --main-gpu 1"),
+        ("serve --reasoning off", '--chat-template-kwargs {"enable_thinking":false}'),
+        ("serve --reasoning-effort low", '--chat-template-kwargs {"reasoning_effort":"low"}'),
+        ("serve --chat-template {{messages}}", "--chat-template {{messages}}"),
+        ("serve --cors-origins a,b", "--cors-origin a --cors-origin b"),
+        ("run -st -p hi", "--chat -p hi"),
+        ("run --color -p hi", "--color on -p hi"),
+    ],
+)
+def test_an_option_becomes_those_of_the_command(given: str, wanted: str) -> None:
+    assert translate(given)[0] == wanted.split()
+
+
+def test_a_line_says_what_has_no_effect() -> None:
+    arguments, note = translate("serve --jinja -cb -tb 8 --draft-min 5 -c 64")
+    assert arguments == ["-c", "64"]
+    assert note == (
+        "without effect here: --jinja, -cb (always on); -tb 8 (-t is for prompts, too); "
+        "--draft-min 5 (the length with the highest expected tokens/s is chosen)"
+    )
+    assert translate("serve -c 64")[1] == ""
+
+
+def test_a_system_message_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be brief.")
+    assert translate(f"chat -sysf {tmp_path}/system.txt")[0] == ["--system", "Be brief."]
+
+
+def test_tokens_and_devices_are_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert translate("serve -hft secret -dev CUDA2,CUDA0")[0] == []
+    assert (os.environ["HF_TOKEN"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("secret", "6,4")
+    translate("run -dev Vulkan1")
+    assert os.environ["GGML_VK_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_file_of_the_hub_needs_a_repository() -> None:
+    with pytest.raises(click.UsageError, match="--hf-file needs the name of a repository"):
+        translate("serve -hff a.gguf")
+
+
+def real_lines() -> list[str]:
+    return [line for line in LINES.read_text("utf-8").splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("line", real_lines())
+def test_real_lines_are_understood(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in re.findall(r"\S+\.jinja", line):
+        (tmp_path / name).write_text("{{ messages }}")
+    monkeypatch.chdir(tmp_path)
+    given, _, refused = line.partition(" => ")
+    name, *words = shlex.split(given)
+    if refused:
+        with pytest.raises(click.UsageError, match=f"no option {refused}. Instead: "):
+            command_of(name).make_context(name, words)
+        return
+    with command_of(name).make_context(name, words) as context:
+        assert context.params["target"]
+    assert len(real_lines()) >= 40
 
 
 def test_names_of_llama_cpp_are_left_out_of_help_and_errors(command: Command) -> None:
@@ -168,6 +294,44 @@ def test_variables_are_defaults(run: Command, variables: Callable[..., None]) ->
     assert {name: settings[name] for name in expected} == expected
 
 
+def test_variables_of_options_that_have_another_name_are_defaults(
+    run: Command, variables: Callable[..., None], target: Path
+) -> None:
+    variables(MODEL="", HF_REPO=target, UBATCH=32, SPEC_TYPE="none")
+    done = run("-p", "hello", "--json")
+    settings = done.document["settings"]
+    assert (settings["n_batch"], settings["drafter"]) == (32, "none")
+    assert "without effect" not in done.err
+    assert run("-p", "hello", "-ub", "16", "--json").document["settings"]["n_batch"] == 16
+
+
+def test_variables_without_effect_are_named_in_one_line(
+    run: Command, variables: Callable[..., None]
+) -> None:
+    variables(JINJA=1, MMPROJ="a.gguf", PORT=80, NEW_ONE=1, CTX_SIZE="", TAGS="", SPLIT_MODE="none")
+    done = run("-p", "hello")
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if "without effect" in line]
+    assert line == (
+        "ggufspec: without effect here: LLAMA_ARG_SPLIT_MODE, LLAMA_ARG_MMPROJ, "
+        "LLAMA_ARG_NEW_ONE, LLAMA_ARG_PORT; LLAMA_ARG_JINJA (always on)"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(each for each in READ if each.startswith("LLAMA_ARG_")))
+def test_an_empty_variable_counts_as_unset(
+    run: Command, variables: Callable[..., None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables()
+    monkeypatch.setenv(name, "")
+    target = os.environ["LLAMA_ARG_MODEL"] or "none.gguf"
+    with command_of("serve").make_context("serve", ["-m", target]) as context:
+        empty = context.params
+    monkeypatch.delenv(name)
+    with command_of("serve").make_context("serve", ["-m", target]) as context:
+        assert context.params == empty
+
+
 def test_variables_of_a_draft_are_no_error_without_one(
     run: Command, variables: Callable[..., None]
 ) -> None:
@@ -195,18 +359,21 @@ def test_options_are_read_from_help() -> None:
         "                                        use a unified cache - or not\n"
         "                                        (env: LLAMA_ARG_KV_UNIFIED)\n"
         "-fa,   --flash-attn [on|off|auto]       set it\n"
+        "--layer-range START END\n"
     )
     assert [(*each,) for each in options_of(text)] == [
-        ("common params", ("-t", "--threads"), "LLAMA_ARG_THREADS"),
-        ("common params", ("--mlock",), ""),
+        ("common params", ("-t", "--threads"), "LLAMA_ARG_THREADS", 1),
+        ("common params", ("--mlock",), "", 0),
         (
             "example-specific params",
             ("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"),
             "LLAMA_ARG_KV_UNIFIED",
+            0,
         ),
-        ("example-specific params", ("-fa", "--flash-attn"), ""),
+        ("example-specific params", ("-fa", "--flash-attn"), "", 1),
+        ("example-specific params", ("--layer-range",), "", 2),
     ]
 
 
 def test_the_guide_to_the_command_line_leads_there() -> None:
-    assert f"({GUIDE.name})" in GUIDE.with_name("README.md").read_text(encoding="utf-8")
+    assert f"({TABLE.name})" in TABLE.with_name("README.md").read_text(encoding="utf-8")

@@ -133,8 +133,22 @@ def test_chat_renders_the_targets_own_template(run: Command, tmp_path: Path) -> 
     replaced = run(*args, "--chat-template-file", other).document
     assert replaced["n_prompt"] == alone["n_prompt"]
     assert replaced["tokens"] != alone["tokens"]
+    text = other.read_text(encoding="utf-8")
+    assert run(*args, "--chat-template", text).document["tokens"] == replaced["tokens"]
     other.write_text("{% for %}", encoding="utf-8")
     assert "chat template is not valid" in run(*args, "--chat-template-file", other).err
+
+
+def test_variables_of_the_template_are_merged(run: Command, tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "plain.gguf")
+    args = ("-m", model, "-p", "hello", *GREEDY, "-n", "1", "--json")
+    args = (*args, "--chat-template", "{{ messages[0].content }}{{ first }}{{ second }}")
+    kwargs = ("--chat-template-kwargs", '{"first": "abc", "second": "d"}')
+    later = ("--chat-template-kwargs", '{"second": "defg"}')
+    found = [run(*args, *more).document["n_prompt"] for more in ((), kwargs, (*kwargs, *later))]
+    assert [n - found[0] for n in found] == [0, 4, 7]
+    failed = run(*args, "--chat-template-kwargs", "[1]")
+    assert (failed.code, "'[1]' is not a JSON object" in failed.err) == (2, True)
 
 
 # Beside the text

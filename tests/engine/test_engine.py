@@ -229,6 +229,18 @@ def test_a_template_of_ones_own_and_a_message_to_continue(tmp_path: Path) -> Non
         assert engine.render(messages[:1], "a", variables={"b": 1}) == engine.tokenize("a")
 
 
+def test_variables_of_a_request_replace_those_of_the_engine(tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "model.gguf", vocab=tiny.bpe_vocab())
+    message = [{"role": "user", "content": "hello"}]
+    options: dict[str, Any] = {"n_threads": 1, "chat_template": "{{ a }}{{ b }}"}
+    with ggufspec.load(model, template_variables={"a": "he", "b": "a"}, **options) as engine:
+        assert engine.render(message) == engine.tokenize("hea")
+        assert engine.render(message, variables={"b": "llo"}) == engine.tokenize("hello")
+    for wrong in ([1], {1: 2}):
+        with pytest.raises(ggufspec.OptionError, match="must map names to values"):
+            ggufspec.load(model, template_variables=wrong, **options)
+
+
 def test_a_template_that_writes_the_bos_itself_gets_no_second(tmp_path: Path) -> None:
     template = "{{ bos_token }}{{ messages[0].content }}"
     model = tiny.write_llama(tmp_path / "model.gguf", chat_template=template)
