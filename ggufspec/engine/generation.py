@@ -78,7 +78,7 @@ class Generation:
         self._banned = BannedStrings(options.banned_strings) if options.banned_strings else None
         self._asked: Ask | None = None  # not answered yet
         self._begun_at = perf_counter()
-        self._prompt_seconds = self._started_at = self._ended_at = 0.0
+        self._prompt_seconds = self._started_at = self._ended_at = self._line_until = 0.0
         self._threads_before, self._threads = Threads(), Threads()
         ends = () if options.ignore_eos else pair.vocab.stop_tokens
         self._stop_tokens = frozenset((*ends, *options.stop_tokens))
@@ -318,6 +318,7 @@ class Generation:
         self._threads_before = self._pair.threads
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - self._begun_at
+        self._line_until = self._started_at + self._prepared.options.max_seconds
         self._pair.slots.cache.observe_reading(self.n_prompt - self._n_reused, self._prompt_seconds)
 
     def _write(self, round_: Round, logits: Logits) -> None:
@@ -382,7 +383,7 @@ class Generation:
                 is_stop = self._text_stream.ended_by is not None
                 self.finish_reason = "stop" if is_stop else "length"
                 break
-            if self._is_late and "\n" in text:
+            if "\n" in text and perf_counter() > self._line_until:
                 self.finish_reason = "length"
                 break
         if self.finish_reason is not None:
@@ -392,12 +393,6 @@ class Generation:
             self._tokens += tokens
             more = logprobs_of_rows(rows, tokens, self._n_top, self._vocab), tuple(ends)
             self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens), *more))
-
-    @property
-    def _is_late(self) -> bool:
-        """Whether the text ends with the present line."""
-        limit = self._prepared.options.max_seconds
-        return limit is not None and perf_counter() - self._started_at > limit
 
     def _piece(self, token: int) -> bytes:
         is_shown = token in self._shown_tokens

@@ -92,7 +92,7 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool  # ban the tokens that end a text
     shown_tokens: Collection[int]  # control tokens whose names are written into the text
     min_tokens: int  # minimum number of tokens before an end token is allowed
-    max_seconds: float | None  # of generation: the text then ends with its line
+    max_seconds: float  # of generation: the text then ends with its line
     min_indent: int  # the text ends before a line, but its first, with less white space before it
     # When the context is full, drop the older half of the text but keep the first n_keep tokens
     # (negative: the prompt). Not with a constraint or min_tokens.
@@ -126,7 +126,7 @@ class CheckedOptions:
     ignore_eos: bool = False
     shown_tokens: Collection[int] = ()
     min_tokens: int = 0
-    max_seconds: float | None = None
+    max_seconds: float = math.inf
     min_indent: int = 0
     context_shift: bool = False
     n_keep: int = 0
@@ -197,7 +197,7 @@ def _check(given: CheckedOptions) -> None:
         raise OptionError(f"tree is {given.tree!r}; it must be one of {known}")
     rules.rule(validate.text("verify", given.verify))
     validate.Whole(0, MAX_INDENT)("min_indent", given.min_indent)
-    if given.max_seconds is not None and not validate.number("max_seconds", given.max_seconds) >= 0:
+    if not validate.number("max_seconds", given.max_seconds) >= 0:
         raise OptionError(f"max_seconds is {given.max_seconds}; it must be at least 0")
     validate.switch("ignore_eos", given.ignore_eos)
     validate.switch("context_shift", given.context_shift)

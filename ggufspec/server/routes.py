@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from prometheus_client.exposition import choose_encoder
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
@@ -36,11 +37,33 @@ T = TypeVar("T")
 _MOST_NAME = 200  # bytes; leaves room for the suffix of whole_file
 
 
+class SlotFile(schema.Body):
+    """The file of a slot that is saved or restored, as in llama.cpp's server."""
+
+    filename: str | None = Field(None, max_length=1000, description="In --slot-save-path.")
+
+
+class TokenizeRequest(schema.Body):
+    """A text to tokenize."""
+
+    kinds = ("tokenize",)
+    content: str
+    add_special: bool = Field(False, description="Begin with the BOS token.")
+    parse_special: bool = Field(True, description="Parse names of special tokens as those tokens.")
+    with_pieces: bool = Field(False, description="Return the text of each token, or its bytes.")
+
+
+class DetokenizeRequest(schema.Body):
+    """Token ids to turn into text."""
+
+    tokens: list[schema.TokenId] = Field(fail_fast=True)
+
+
 def add_tokenization(router: APIRouter, service: Service) -> None:
     vocab = service.engine.vocab
 
     @router.post("/tokenize")
-    async def tokenize(body: schema.TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest) -> Response:
         """Convert a text to token ids."""
         tokens = await run_in_threadpool(
             vocab.tokenize,
@@ -63,7 +86,7 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
         return JSONResponse(_tokenizer(service))
 
     @router.post("/detokenize")
-    async def detokenize(body: schema.DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest) -> Response:
         """Convert token ids to a text; control tokens are left out."""
         for token in body.tokens:
             if token >= vocab.n_tokens:
@@ -88,10 +111,10 @@ def add_slots(router: APIRouter, service: Service) -> None:
 
     @router.post("/slots/{id_slot}")
     async def slots(
-        id_slot: str, action: str | None = None, body: schema.SlotFile | None = None
+        id_slot: str, action: str | None = None, body: SlotFile | None = None
     ) -> Response:
         """Save the text of a slot to a file, restore or erase it, as llama.cpp's server does."""
-        sent = body or schema.SlotFile.model_construct()
+        sent = body or SlotFile.model_construct()
         return JSONResponse(await _slot_action(service, id_slot, action, sent))
 
 
@@ -239,7 +262,7 @@ def _slot_facts(service: Service, index: int, slot: Slot) -> dict[str, Any]:
 
 
 async def _slot_action(
-    service: Service, id_slot: str, action: str | None, body: schema.SlotFile
+    service: Service, id_slot: str, action: str | None, body: SlotFile
 ) -> dict[str, object]:
     """The response to POST /slots/ID?action=ACTION. Raises ApiError."""
     engine, folder = service.engine, service.options.slot_folder

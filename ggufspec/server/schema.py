@@ -383,25 +383,3 @@ class PredictRequest(GenerationBody):
 
     prompt: str
     max_tokens: MaxTokens = 40
-
-
-class SlotFile(Body):
-    """The file of a slot that is saved or restored, as in llama.cpp's server."""
-
-    filename: str | None = Field(None, max_length=1000, description="In --slot-save-path.")
-
-
-class TokenizeRequest(Body):
-    """A text to tokenize."""
-
-    kinds = ("tokenize",)
-    content: str
-    add_special: bool = Field(False, description="Begin with the BOS token.")
-    parse_special: bool = Field(True, description="Parse names of special tokens as those tokens.")
-    with_pieces: bool = Field(False, description="Return the text of each token, or its bytes.")
-
-
-class DetokenizeRequest(Body):
-    """Token ids to turn into text."""
-
-    tokens: list[TokenId] = Field(fail_fast=True)
