@@ -25,8 +25,8 @@ from ggufspec.bench.experiment import rotated
 from tests.benchmarks.agent_session import RECORDED, load
 from tests.benchmarks.servers import OURS, data_lines, free_port, running
 
-_EDITED = "sitelog/outages.py"
-_FUNCTIONS = ("read_messages", "outages", "report")
+EDITED = "sitelog/outages.py"
+FUNCTIONS = ("read_messages", "outages", "report")
 _BASE, _PLAIN = "llama-server", "ggufspec --drafter none"
 
 
@@ -73,7 +73,7 @@ def typed(text: str, names: Sequence[str], n: int) -> list[Request]:
 
 def asked(port: int, requests: Sequence[Request], body: Mapping[str, Any]) -> Iterator[Answer]:
     """Send the requests one after the other. Raises ValueError for an error of the server."""
-    others = [{"filename": name, "text": text} for name, text in files().items() if name != _EDITED]
+    others = [{"filename": name, "text": text} for name, text in files().items() if name != EDITED]
     for each in requests:
         sent = {"input_prefix": each.prefix, "input_suffix": each.suffix, "input_extra": others}
         start, first, lines = time.perf_counter(), 0.0, list[bytes]()
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = made.parse_args(arguments)
     body = {"n_predict": options.tokens, "temperature": 0, "cache_prompt": True}
     body |= {"t_max_predict_ms": options.t_max_predict_ms} if options.t_max_predict_ms else {}
-    requests = typed(files()[_EDITED], _FUNCTIONS, options.requests)
+    requests = typed(files()[EDITED], FUNCTIONS, options.requests)
     found: dict[str, list[list[Answer]]] = {}
     for run in range(options.runs):
         port = free_port()
