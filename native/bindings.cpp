@@ -927,6 +927,8 @@ NB_MODULE(_native, m) {
                      "From any thread: true ends the batch in progress (on CPUs) and later ones, with code 2.")
         .def_rw("uses_attention", &ggufspec::Context::uses_attention,
                 "Whether batches use the attention kernels, where there is code for a model's attention; at first, false.")
+        .def_prop_ro("has_own_attention", &ggufspec::Context::has_own_attention,
+                     "Whether the kernels computed all attention of the last batch.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
     nb::class_<ggufspec::SortedTexts>(m, "SortedTexts",
                                       "Texts with an index for Ngrams: 8 bytes per token. Not for two threads at once.")

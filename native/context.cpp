@@ -285,6 +285,7 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
     } catch (const std::exception & error) {
         thrown.emplace(std::string("llama.cpp could not decode a batch: ") + error.what());
     } catch (...) { thrown.emplace("llama.cpp could not decode a batch: unknown exception"); }
+    has_own_attention_ = attention::computed_all();
     attention::use(was);
     is_interrupted_ = nullptr;
     seconds_ = seconds_ + std::chrono::duration<double>(Clock::now() - start).count();

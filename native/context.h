@@ -110,6 +110,9 @@ public:
     // Whether batches use the attention kernels: see native/attention. At first, they do not.
     bool uses_attention = false;
 
+    // Whether the kernels computed all attention of the last batch.
+    bool has_own_attention() const { return has_own_attention_; }
+
     // Wall time inside llama_decode so far. From any thread.
     double decode_seconds() const { return seconds_; }
     size_t n_batch() const { return tokens_.size(); }
@@ -183,6 +186,7 @@ private:
     std::function<bool()> is_interrupted_;  // of the batch in progress; may be empty
     Clock::time_point next_check_;
     size_t n_nodes_ = 0;  // computed so far
+    bool has_own_attention_ = false;
 };
 
 // Runs the batches of two contexts at the same time, the second one in another thread. Returns both codes. is_interrupted

@@ -16,18 +16,21 @@ _DEPTH = 20  # tokens before the passes that are compared
 
 
 def check_exact(context: Context) -> None:
-    """Raise OptionError unless a token's logits depend on its text alone, to the last bit.
-
-    So they must not depend on how many tokens a pass has, nor on where their cells lie.
-    """
-    if (why := _why_inexact(context) or _found_inexact(context)) is not None:
+    """Raise OptionError unless a token's logits depend on its text alone, to the last bit."""
+    found = _found_inexact(context)
+    if (why := why_inexact(context) or found) is not None:
         raise OptionError(
             f"exact (--exact) does not work with {context.model.path.name} here: {why}; leave it "
             "out"
         )
 
 
-def _why_inexact(context: Context) -> str | None:
+def why_inexact(context: Context) -> str | None:
+    """Why a token's logits may depend on more than its text; None: our kernels compute everything.
+
+    Then they depend neither on how many tokens a pass has, nor on where their cells lie. The
+    context must have decoded a batch.
+    """
     model = context.model
     if model.devices:
         return f"{', '.join(model.devices)} computes layers, and rounds by the size of a pass"
@@ -45,14 +48,14 @@ def _why_inexact(context: Context) -> str | None:
         return f"llama.cpp's kernels compute its {' and '.join(others)} weights" + (
             f" ({why})" if why else ""
         )
+    if not context.native.has_own_attention:
+        cache = f"{context.options.type_k} and {context.options.type_v}"
+        return f"ggufspec's attention has no code for its heads, or for caches of {cache}"
     return None
 
 
 def _found_inexact(context: Context) -> str | None:
-    """Compare a pass after a prompt in one piece with passes over single tokens.
-
-    This finds attention for which our kernels have no code, such as that of some caches.
-    """
+    """Compare a pass after a prompt in one piece with passes over single tokens."""
     n_rows = min(context.n_rows, context.n_ctx)
     first = min(_DEPTH, context.n_ctx - n_rows) + 1
     tokens, session = filler_tokens(context.model.vocab, first + n_rows - 1), LlamaSession(context)

@@ -12,6 +12,7 @@ namespace {
 ggml::Functions ggml_functions{};
 const Kernels * kernels = nullptr;
 thread_local bool is_used = false;
+thread_local bool has_own = false, has_other = false;  // attention of passes since `use`
 
 constexpr int64_t kTile = 48;        // rows that a thread computes over all cells, for prompts
 constexpr int64_t kMostShared = 96;  // rows of a KV head up to which threads share the cells
@@ -248,6 +249,7 @@ struct Traits final : ggml::TensorTraits {
     bool work_size(int n_threads, const ggml::Tensor * op, size_t & size) override {
         const_cast<ggml::Tensor *>(op)->op_params[kMark] = is_used ? kMarked : 0;
         if (!is_used) return false;
+        has_own = true;
         const Shape shape(op);
         Memory memory(nullptr);
         Shared(memory, shape, n_threads);
@@ -373,8 +375,11 @@ void set_kernels(const ggml::Functions & functions, const Kernels * chosen) { gg
 bool use(bool whether) {
     const bool was = is_used;
     is_used = whether;
+    has_own = has_other = false;
     return was;
 }
+
+bool computed_all() { return has_own && !has_other; }
 
 ggml::TensorTraits * traits_of(const ggml::Tensor * op) {
     static Traits & traits = *new Traits;  // never freed, since ggml's threads use it
@@ -384,7 +389,9 @@ ggml::TensorTraits * traits_of(const ggml::Tensor * op) {
                       has_code(keys) && has_code(values) && keys->ne[1] <= kMostCells && keys->ne[2] == values->ne[2] &&
                       queries->ne[2] % keys->ne[2] == 0 && keys->ne[3] == queries->ne[3] && values->ne[3] == queries->ne[3];
     const bool is_masked = mask == nullptr || (mask->type == ggml::kF16 && mask->ne[2] == 1 && is_row(mask, sizeof(uint16_t)));
-    return fits && is_masked ? &traits : nullptr;
+    if (fits && is_masked) return &traits;
+    has_other = true;
+    return nullptr;
 }
 
 }  // namespace ggufspec::attention

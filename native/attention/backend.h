@@ -12,6 +12,9 @@ void set_kernels(const ggml::Functions & functions, const Kernels * kernels);
 // Whether passes that this thread begins from now on use the kernels; at first, they do not. Returns what it was before.
 bool use(bool whether);
 
+// Whether the kernels compute all attention of the passes that this thread has begun since `use`; false if there was none.
+bool computed_all();
+
 // What computes an operation; null if it is no attention that there is code for.
 ggml::TensorTraits * traits_of(const ggml::Tensor * op);
 

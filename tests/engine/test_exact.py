@@ -133,6 +133,7 @@ def test_a_sum_that_depends_on_the_size_of_a_pass_is_found(
     [
         ({"flash_attention": "on"}, "llama.cpp computes its attention, as asked"),
         ({"repack": False}, "llama.cpp's kernels compute its F16 weights"),
+        ({"type_k": "q5_1", "type_v": "q5_1"}, "no code for its heads, or for caches of q5_1"),
     ],
 )
 def test_where_llama_cpp_computes_it_is_refused(
