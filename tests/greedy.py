@@ -16,10 +16,10 @@ def assert_same(
     wanted: Sequence[int],
     **options: object,
 ) -> int:
-    """Both continuations are equal, up to a near-tie on this machine; returns how many there are.
+    """Both continuations are equal; returns how many differ by a near-tie.
 
-    `options` are those that the texts were written with. If they differ, the engine forgets its
-    slots.
+    Only GPUs and llama.cpp's kernels make near-ties. `options` are those that the texts were
+    written with. If they differ, the engine forgets its slots.
     """
     tokens = engine.tokenize(prompt)
     given = CheckedOptions.of({**engine.file_sampling.options, **options})  # type: ignore[typeddict-item]

@@ -72,14 +72,19 @@ class Distances:
     n_positions: int
     median: float
     largest: float
-    # Due to numerical error: median distance in batches of a prompt, or largest of the integral.
+    # Due to numerical error: median distance in batches of a prompt (0 where these change no bit),
+    # or largest of the integral.
     resolution: float
     found: bool  # whether the difference is more than numerical error
 
     @staticmethod
-    def of_batches(distances: Sequence[float], roundings: Sequence[float]) -> Distances:
-        median, rounding = float(np.median(distances)), float(np.median(roundings))
-        found = median > max(BATCH_TOLERANCE, ROUNDING_FACTOR * rounding)
+    def of_batches(distances: Sequence[float], roundings: Sequence[float] | None) -> Distances:
+        """`roundings`: None if batches must not change a bit."""
+        median, rounding = float(np.median(distances)), 0.0
+        found = max(distances) > 0
+        if roundings is not None:
+            rounding = float(np.median(roundings))
+            found = median > max(BATCH_TOLERANCE, ROUNDING_FACTOR * rounding)
         return Distances(len(distances), median, max(distances), rounding, found)
 
     @staticmethod
@@ -126,13 +131,16 @@ class Greedy:
     """Texts at temperature 0, plain and speculative, one for each prompt."""
 
     n_texts: int
-    near_tie: float  # the option, or the measured change of a gap by rounding if that is larger
+    # The option, or the measured change of a gap by rounding if that is larger; None: batches
+    # change no bit, so every divergence counts.
+    near_tie: float | None
     divergences: tuple[AuditedDivergence, ...]
 
     @property
     def found(self) -> tuple[AuditedDivergence, ...]:
         """The divergences that rounding does not explain."""
-        return tuple(each for each in self.divergences if each.gap > self.near_tie)
+        tie = self.near_tie
+        return tuple(each for each in self.divergences if tie is None or each.gap > tie)
 
 
 @dataclass(frozen=True)

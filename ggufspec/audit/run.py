@@ -27,6 +27,7 @@ from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
+from ggufspec.llama.context_checks import why_inexact
 
 PROMPTS: Sequence[str] = read_toml(Path(__file__).with_name("prompts.toml"))["prompts"]
 
@@ -136,11 +137,15 @@ class _Audit:
                 near_tie = max(near_tie, found.rounding)
                 divergences.append(AuditedDivergence(i, found.position, found.tokens, found.gap))
             self._report("Generating at temperature 0", i + 1, len(prompts))
-        return Greedy(len(prompts), near_tie, tuple(divergences))
+        return Greedy(len(prompts), near_tie if self._rounds() else None, tuple(divergences))
+
+    def _rounds(self) -> bool:
+        """Whether batches may change bits of the target's logits. After its first text."""
+        return why_inexact(self._engine.pair.target) is not None
 
     def sequences(self) -> tuple[Sequences, Distances, list[_Pair]]:
         """Sample texts both ways and test them; also returns pairs of distributions for `rule`."""
-        n_runs = self._settings.n_runs
+        n_runs, rounds = self._settings.n_runs, self._rounds()
         plain, speculative = _TextSet(), _TextSet()
         distances: list[float] = []
         roundings: list[float] = []
@@ -157,11 +162,11 @@ class _Audit:
                 singles = self._distributions(prompt, text[: len(kept)], seed, whose="target")
                 for single, (batched, _) in zip(singles, kept, strict=True):
                     distances.append(stats.total_variation(single, batched))
-                if kept:
+                if kept and rounds:
                     roundings += self._rounding(prompt, text[: len(kept)])
                 pairs += [stats.likeliest(*pair) for pair in kept if pair[1].any()]
             self._report("Generating texts both ways", i + 1, n_runs)
-        batch = Distances.of_batches(distances, roundings)
+        batch = Distances.of_batches(distances, roundings if rounds else None)
         return self._test(plain, speculative), batch, self._choose(pairs)
 
     def rule(self, pairs: list[_Pair]) -> Distances:

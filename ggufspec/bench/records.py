@@ -144,7 +144,7 @@ class FirstDifference:
 
     @property
     def is_near_tie(self) -> bool:
-        return self.rounding is not None and self.margin <= self.rounding
+        return self.rounding is not None and 0 < self.rounding >= self.margin
 
 
 _RECORDS = (Contender, Measurement, FirstDifference, RoundTiming)  # they occur in lists

@@ -63,8 +63,9 @@ if TYPE_CHECKING:
     ),
     option(
         "--near-tie",
-        "Largest logit gap at which rounding may explain different greedy texts. A larger gap is "
-        "allowed if rounding is measured to change this model's logits by more.",
+        "Largest logit gap at which rounding may explain different greedy texts, on GPUs and with "
+        "llama.cpp's kernels. A larger gap is allowed if rounding is measured to change this "
+        "model's logits by more.",
         type=NOT_NEGATIVE,
         default=defaults.AUDIT_NEAR_TIE,
     ),
@@ -143,7 +144,9 @@ def _print_report(report: AuditReport) -> None:
             f"prompt {each.prompt + 1} at token {each.position + 1} (logit gap {each.gap:.2g})"
             for each in greedy.divergences
         )
-        line += f"; the others diverge: {where}. A gap of up to {greedy.near_tie:.2g} is a near-tie"
+        line += f"; the others diverge: {where}"
+        if greedy.near_tie is not None:
+            line += f". A gap of up to {greedy.near_tie:.2g} is a near-tie"
     render.echo(f"{line}.\n\n{report.verdict}")
 
 

@@ -1,7 +1,8 @@
 """Logits of given texts, and a comparison of two greedy texts, for measurements.
 
-Kernels for one token and for several round differently, and each processor in its own way. So
-greedy texts may differ from a position on where two logits are closer than rounding changes them.
+Where ggufspec's kernels compute everything, a token's logits depend on its text alone, and greedy
+texts are equal. GPUs and llama.cpp's kernels round one token and several differently. So greedy
+texts may differ there from a position on where two logits are closer than rounding changes them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.pair import Pair
 from ggufspec.errors import OptionError
+from ggufspec.llama.context_checks import why_inexact
 
 _N_ROWS = (2, 4, 8)  # rows of the batches that are compared with single tokens
 # Rounding is measured at this many tokens at most, before and after a difference. On AVX2 it
@@ -135,7 +137,8 @@ class Divergence:
     `tokens`: of the first text and of the second. `gaps`: how far the less likely one of them is
     below the likeliest token, in logits after penalties and constraints, when the text is read
     token by token, and in batches (the largest). `rounding`: the largest change of a gap between
-    two likely tokens that batches were measured to make in prompt and text, before penalties.
+    two likely tokens that batches were measured to make in prompt and text, before penalties; 0 if
+    logits depend on the text alone.
     """
 
     position: int
@@ -156,7 +159,7 @@ class Divergence:
     @property
     def is_near_tie(self) -> bool:
         """Whether rounding accounts for the difference."""
-        return self.gap <= self.rounding
+        return 0 < self.rounding >= self.gap
 
     @property
     def reason(self) -> str:
@@ -198,15 +201,20 @@ def compare(
     longer = first if len(first) > at else second
     tokens = [*prompt, *longer[: at + _N_AFTER]]
     there = len(prompt) + at
-    # First with the prompt in one piece, as both texts had it; then at the prompt's tokens, too.
-    n_known = max(len(prompt), there - _N_BEFORE)
-    single, batched, rounding = _read(engine, tokens, n_known, there)
-    if (earlier := max(there - _N_BEFORE, 1)) < n_known:
-        rounding = max(rounding, _read(engine, tokens, earlier, there)[2])
+    if why_inexact(engine.pair.target) is None:
+        (single,) = _rows(engine, array("i", tokens), there, 1, "target")
+        batched, rounding = list[Logits](), 0.0
+    else:
+        # First with the prompt in one piece, as both texts had it; then at its tokens, too.
+        n_known = max(len(prompt), there - _N_BEFORE)
+        single, batched, rounding = _read(engine, tokens, n_known, there)
+        if (earlier := max(there - _N_BEFORE, 1)) < n_known:
+            rounding = max(rounding, _read(engine, tokens, earlier, there)[2])
     scores, *others = (_scores(row, sampling, tokens[:there]) for row in (single, *batched))
     ends = max(engine.vocab.stop_tokens, key=lambda end: scores[end], default=-1)
     differ = (first[at] if at < len(first) else ends, second[at] if at < len(second) else ends)
-    gaps = _gap(scores, differ), max(_gap(other, differ) for other in others)
+    gap = _gap(scores, differ)
+    gaps = gap, max((_gap(other, differ) for other in others), default=gap)
     return Divergence(at, differ, gaps, rounding)
 
 

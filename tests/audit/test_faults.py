@@ -18,6 +18,7 @@ from ggufspec.decoding.types import Draft, Logits, Probs, Uniforms, Verdict
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
+from ggufspec.llama import kernels
 from ggufspec.llama.session import LlamaSession
 from ggufspec.standin import embedded as demo
 
@@ -29,10 +30,16 @@ LARGE = replace(SMALL, n_runs=30, n_tokens=32, options=OPEN)
 TIE = AuditedDivergence(prompt=0, position=3, tokens=(5, 6), gap=0.01)
 
 
+def loaded(flash_attention: str) -> Engine:
+    target, draft = demo.embedded_target(), demo.embedded_draft()
+    how: Any = {"n_threads": 1, "n_ctx": 256, "n_draft_max": 3}
+    return ggufspec.load(target, draft, flash_attention=flash_attention, **how)
+
+
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[Engine]:
-    target, draft = demo.embedded_target(), demo.embedded_draft()
-    with ggufspec.load(target, draft, n_threads=1, n_ctx=256, n_draft_max=3) as made:
+    """With llama.cpp's attention: batches may round in their own way."""
+    with loaded("off") as made:
         yield made
 
 
@@ -155,6 +162,24 @@ def test_of_batches_that_round_coarsely_only_larger_faults_are_found(
     report = audit(embedded, PROMPTS[:3], replace(SMALL, options={"temperature": 0.0}))
     assert report.greedy.near_tie > SMALL.near_tie
     assert report.greedy.found
+
+
+@pytest.mark.skipif(
+    kernels.attention_refusal() is not None, reason="own attention cannot be used here"
+)
+def test_where_our_kernels_compute_everything_no_change_of_a_bit_is_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = replace(LARGE, n_runs=2)
+    with loaded("own") as exact:
+        report = audit(exact, PROMPTS[:2], few)
+        assert report.differences == ()
+        assert report.batch.largest == report.batch.resolution == 0
+        assert report.greedy == Greedy(2, None, ())
+        monkeypatch.setattr(scoring, "logits", batches_off_by(1e-3))
+        assert audit(exact, PROMPTS[:1], few).batch.found
+    other = AuditReport(few, 1, None, None, None, Greedy(1, None, (replace(TIE, gap=0.0),)))
+    assert "1 of 1 greedy texts diverge" in other.verdict
 
 
 def test_a_divergence_at_a_near_tie_is_no_difference() -> None:
