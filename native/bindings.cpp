@@ -845,7 +845,7 @@ NB_MODULE(_native, m) {
             "Why the draft was not longer: an index of STOP_REASONS in draft_length.py.")
         .def_rw("least", &ggufspec::LengthPolicy::least,
                 "Tokens that are accepted with a lower probability are not drawn; reset by each round.")
-        .def_ro("block_bonus", &ggufspec::LengthPolicy::block_bonus, "See best_rule in native/draft_length.h.")
+        .def_ro("block_bonus", &ggufspec::LengthPolicy::block_bonus, "See best_rule in native/stopping_rule.h.")
         .def_ro("has_model", &ggufspec::LengthPolicy::has_model, "Whether there is a draft model.")
         .def_prop_ro("is_fixed", &ggufspec::LengthPolicy::is_fixed, "Whether the length is fixed: costs are not weighed.")
         .def_prop_ro("costs", &ggufspec::LengthPolicy::costs, "None: the length is fixed.")
@@ -871,7 +871,7 @@ NB_MODULE(_native, m) {
             return std::make_tuple(rule.evaluate_from, rule.draw_from, rule.tokens, rule.seconds);
         },
         "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "block_bonus"_a = 0.0,
-        "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
+        "(evaluate_from, draw_from, tokens, seconds): see native/stopping_rule.h.");
     nb::class_<ggufspec::Context>(m, "Context",
                                   "A llama.cpp context, used through borrowed addresses. Sequences are numbered from 0.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_leaves"_a = 1,

@@ -206,7 +206,7 @@ def block_with_token_residual(*judged: Any) -> Judgement:
 
 
 class Rule(NamedTuple):
-    """As StoppingRule in native/draft_length.h."""
+    """As StoppingRule in native/stopping_rule.h."""
 
     evaluate_from: list[float]
     draw_from: list[float]

@@ -50,7 +50,7 @@ class LengthPolicy(_native.LengthPolicy):
 
         A fixed length without `prior` learns nothing, which is enough for chains. `second`:
         acceptance of the draft model's second choice after a rejected first one, by the gap of the
-        remaining tokens. `block_bonus`: see native/draft_length.h.
+        remaining tokens. `block_bonus`: see native/stopping_rule.h.
         """
         self.learns = prior is not None
         prior = prior or (0.0, 0.0)

@@ -79,7 +79,7 @@ class Growth:
         firsts = firsts[: self._n_leaves_left]
         values = [first * policy.mean_acceptance**k for first in firsts for k in range(n_deep)]
         values.sort(reverse=True)
-        weight = 1 + policy.block_bonus * len(self._tokens)  # of the next token: see draft_length.h
+        weight = 1 + policy.block_bonus * len(self._tokens)  # of the next token: see best_rule
         policy.least = values[n_room - 1] / weight if len(values) >= n_room else 0.0
         return policy.reached * policy.mean_acceptance < policy.least
 
