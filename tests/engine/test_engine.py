@@ -15,6 +15,7 @@ import ggufspec
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.llama import kernels
+from ggufspec.llama.context_checks import why_inexact
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 PROMPTS = [
@@ -93,10 +94,12 @@ def test_a_model_accepts_everything_that_it_drafts_itself(temperature: float) ->
             engine.generate(prompt, max_tokens=40, n_draft=4, temperature=temperature, seed=1).stats
             for prompt in PROMPTS[:5]
         ]
-    # The draft rounds as one token, the target as a batch: a near-tie, or a rare uniform between
-    # the two probabilities, rejects a draft. On AVX alone (no FMA) 8 % are lost so.
+        is_exact = why_inexact(engine.pair.target) is None
     n_drafted, n_accepted = (sum(getattr(s, n) for s in found) for n in ("n_drafted", "n_accepted"))
-    assert n_accepted >= (0.97 if temperature == 0 else 0.85) * n_drafted
+    # llama.cpp's kernels round one token of the draft and a batch of the target differently, so a
+    # near-tie, or a rare uniform between the two probabilities, rejects a draft.
+    least = 1.0 if is_exact else 0.97 if temperature == 0 else 0.85
+    assert n_accepted >= least * n_drafted
     assert all(stats.n_rounds <= 11 for stats in found)
 
 
