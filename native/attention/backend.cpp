@@ -341,7 +341,8 @@ private:
             int32_t * sums = shared.sums + i * shape.d_values;
             for (int thread = 1; thread < params->nth; thread++) {
                 const int32_t * others = shared.sums + (thread * n_rows + i) * shape.d_values;
-                for (int64_t j = 0; j < shape.d_values; j++) sums[j] += others[j];
+                // Without signs: sums of what is not finite overflow.
+                for (int64_t j = 0; j < shape.d_values; j++) sums[j] = int32_t(uint32_t(sums[j]) + uint32_t(others[j]));
             }
             const int64_t part = i / shape.n_rows;
             finish(shape, sums, shared.factors[i], shape.out(i % shape.n_rows, part % shape.n_heads, part / shape.n_heads));
