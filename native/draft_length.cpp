@@ -246,7 +246,7 @@ void LengthPolicy::update() {
     curve_ = costs_->per_text(n_sharers_);
     const double least_rate = 1 / plain();
     if (!has_model) {
-        const std::vector<double> never(curve_.size() - 1, kNever);
+        const std::vector<double> never(curve_.size() - 1, kNeverReached);
         rule_ = {never, never, 1, curve_[0], std::max(1 / curve_[0], least_rate)};
         return;
     }

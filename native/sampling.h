@@ -10,6 +10,8 @@
 
 namespace ggufspec {
 
+constexpr size_t kBlock = 1024;  // tokens per block of a row; a draw reads the sums of blocks first
+
 // One bit for each token: set if the token may follow. Tokens beyond the words may not.
 struct Mask {
     const uint32_t * words;

@@ -52,7 +52,7 @@ void add_below(double down, const Levels & drawn, const Levels & spent, Levels &
 // The probability at which `values`, which increase, become positive.
 double first_positive(const Levels & values) {
     const auto found = std::find_if(values.begin(), values.end(), [](double value) { return value > 0; });
-    if (found == values.end()) return kNever;
+    if (found == values.end()) return kNeverReached;
     const size_t k = found - values.begin();
     if (k == 0) return 0;
     const double share = values[k] / (values[k] - values[k - 1]);
@@ -63,7 +63,7 @@ double first_positive(const Levels & values) {
 StoppingRule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs,
                      double block_bonus, size_t n_per_step) {
     const size_t n_most = curve.size() - 1;
-    const std::vector<double> never(n_most, kNever);
+    const std::vector<double> never(n_most, kNeverReached);
     StoppingRule rule{never, never};
     const Levels reached = levels();
     Levels value{}, seconds{};  // tokens - rate * seconds still to be gained, and those seconds

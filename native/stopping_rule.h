@@ -6,7 +6,7 @@
 
 namespace ggufspec {
 
-constexpr double kNever = 2;  // a threshold that no probability reaches
+constexpr double kNeverReached = 2;  // a threshold that no probability reaches
 
 // Least probabilities that the whole draft is still accepted, by the number n of tokens drawn so far.
 struct StoppingRule {
