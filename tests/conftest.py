@@ -115,11 +115,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     for name in (
         *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
         *("GGUFSPEC_MODELS", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"),
-        *("NO_PROXY", "no_proxy"),
+        *("NO_PROXY", "no_proxy", "LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME"),
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # without other programs' caches
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(client, "WAITS", (0.01, 0.01, 0.01))
     made = Hub()

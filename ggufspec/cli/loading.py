@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ import click
 from ggufspec.cli import render
 from ggufspec.cli.interrupts import end_if_delayed
 from ggufspec.common import defaults
-from ggufspec.common.files import default_cache_dir
+from ggufspec.common.files import default_cache_dir, format_bytes
+from ggufspec.errors import ModelError
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.heads import DraftFile
 
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from ggufspec.engine.engine import Engine
+    from ggufspec.models.draft_proposal import DraftProposal
 
 AUTO_DRAFT = "auto"
 MOST_DRAFTS = 16  # maximum number that a command ranks
+_MOST_OF_MEMORY = 0.8  # for a model; the rest is for contexts and other programs
 _EMBEDDED_PARAMS = 7.2  # millions
 PATIENCE_SECONDS = 1.0  # of work before a bar is shown, on a terminal
 LINE_SECONDS = 5.0  # between two lines, without a terminal
@@ -48,6 +52,7 @@ class PairOptions:
     target: str | None
     draft: str | None
     offline: bool
+    yes: bool = False  # download what is proposed
     size: str = defaults.DEMO_SIZE
     cache_dir: Path | None = None
 
@@ -63,7 +68,9 @@ class PairOptions:
 
             return stand_in(self.size, self.cache_dir), embedded_draft()
         target = find_model(self.target, offline=self.offline)
-        draft = proposed_draft(self.target) if self.draft == AUTO_DRAFT else self.draft
+        draft = self.draft
+        if draft == AUTO_DRAFT:
+            draft = proposed_draft(self.target, offline=self.offline, yes=self.yes)
         return target, None if draft is None else find_draft(draft, offline=self.offline)
 
     def find_each(self) -> dict[str, tuple[Path, DraftFile | None]]:
@@ -101,10 +108,23 @@ def find_model(name: str, *, offline: bool, heads: bool = False) -> Path:
 
     heads: it may be a draft head, see `resolve`.
     """
+    from ggufspec.models.local import is_repository
     from ggufspec.models.pull import resolve
 
     with late_bars() as bars:
-        return resolve(name, heads=heads, offline=offline, progress=bars.download)
+        found = resolve(name, heads=heads, offline=offline, progress=bars.download, room=room)
+    if is_repository(name):
+        render.note(f"{name}: {found.name}")
+    return found
+
+
+def room() -> float:
+    """Bytes that a model may have on this machine: memory, and free memory of GPUs, in part."""
+    from ggufspec.llama.devices import gpus, physical_memory
+
+    if (n_memory := physical_memory()) is None:
+        return math.inf
+    return _MOST_OF_MEMORY * (n_memory + sum(gpu.n_free for gpu in gpus()))
 
 
 def find_draft(name: str, *, offline: bool) -> DraftFile:
@@ -112,13 +132,38 @@ def find_draft(name: str, *, offline: bool) -> DraftFile:
     return MTP if name == MTP else find_model(name, offline=offline, heads=True)
 
 
-def proposed_draft(target: str) -> str:
-    """The name of a draft for a target, also printed on stderr. Raises ModelError."""
-    from ggufspec.models.draft_proposal import propose_draft
+def proposed_draft(target: str, *, offline: bool, yes: bool) -> str | None:
+    """The name of a draft for a target, also printed on stderr; None: the user declined them.
 
-    proposal = propose_draft(target)
-    render.note(f"drafting with {proposal.name}: {proposal.why}")
-    return proposal.name
+    What is not on this machine is proposed on a terminal, or with `yes`. Raises ModelError.
+    """
+    from ggufspec.models.draft_proposal import no_draft, proposals
+
+    may_load = not offline and (yes or (sys.stdin.isatty() and sys.stderr.isatty()))
+    is_declined = False
+    left_out: list[DraftProposal] = []
+    for each in proposals(target, offline=not may_load):
+        if each.n_bytes == 0 or (
+            may_load and (yes or click.confirm(f"Download {_shown(each)}?", True, err=True))
+        ):
+            render.note(f"drafting with {each.name}: {each.why}")
+            return each.name
+        is_declined = may_load
+        left_out.append(each)
+    if is_declined:
+        return None
+    if not (offline or may_load):
+        left_out += proposals(target)
+        if left_out:
+            raise ModelError(
+                f"no draft for {target} is on this machine; --yes downloads {_shown(left_out[0])}"
+            )
+    raise no_draft(target)
+
+
+def _shown(proposal: DraftProposal) -> str:
+    size = "" if proposal.n_bytes is None else f", {format_bytes(proposal.n_bytes)}"
+    return f"{proposal.name} ({proposal.why}{size})"
 
 
 def stand_in(size: str, cache_dir: Path | None) -> Path:

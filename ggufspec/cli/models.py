@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ggufspec.cli import DIFFERENCE, render, shared
-from ggufspec.cli.loading import late_bars
+from ggufspec.cli.loading import late_bars, room
 from ggufspec.cli.parameters import option
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
@@ -35,8 +35,9 @@ from ggufspec.models.trim_facts import trim_of, trim_text
 def command() -> None:
     """List, show, download, verify and remove models.
 
-    A NAME is a registered name (see list), user/repo:QUANT, user/repo/file.gguf, the URL of a file
-    on huggingface.co, or the path of a file; an @revision may follow. Downloads go to the Hugging
+    A NAME is a registered name (see list), user/repo (Q4_K_M, or the nearest), user/repo:QUANT,
+    user/repo/file.gguf, the URL of a file on huggingface.co, a name of Ollama's, or the path of a
+    file; an @revision may follow. Downloads go to the Hugging
     Face cache (HF_HUB_CACHE, HF_HOME). To register your own models, write a TOML file and set the
     environment variable GGUFSPEC_MODELS to its path.
 
@@ -123,7 +124,7 @@ def pull(names: tuple[str, ...]) -> None:
     """
     for name in names:
         with late_bars() as bars:
-            paths = pull_one(name, progress=bars.download)
+            paths = pull_one(name, progress=bars.download, room=room)
         render.echo(str(paths[0]))
 
 

@@ -13,13 +13,14 @@ import click
 
 from ggufspec.cli import render, shared
 from ggufspec.cli.load_options import named
-from ggufspec.cli.loading import AUTO_DRAFT, proposed_draft
+from ggufspec.cli.loading import AUTO_DRAFT
 from ggufspec.cli.parameters import SHARE, gathered, option
 from ggufspec.cli.text_settings import refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.models.adapters import adapters_of
+from ggufspec.models.draft_proposal import propose_draft
 from ggufspec.models.gguf_file import DENSE, EXPERTS
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
@@ -125,7 +126,9 @@ def command(
     if hardware["rpc"] and hardware["vram"] is not None:
         raise click.UsageError("--vram is for another machine, --rpc for this one: leave one out")
     if draft == AUTO_DRAFT:
-        draft = proposed_draft(target)
+        proposal = propose_draft(target)
+        render.note(f"drafting with {proposal.name}: {proposal.why}")
+        draft = proposal.name
     if draft is None:
         refuse_without_draft()
     shape, shape_draft = shapes_of_pair(target, draft)

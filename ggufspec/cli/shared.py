@@ -20,7 +20,7 @@ from ggufspec.engine.load_options import OPTIONS
 # in no section is in the last one, and in --help.
 _SECTIONS: Final = {
     "Options": "preset target draft prompt prompt_file output vram port vocab layers type_ texts",
-    "Models": "| offline size cache_dir",
+    "Models": "| offline yes size cache_dir",
     "Server": "host api_key alias n_slots | api_key_file cors_origins slot_folder",
     "Prompt": "limit chat system | n_prompts",
     "Text": "max_tokens n_tokens stop | ignore_eos context_shift n_keep",
@@ -71,7 +71,7 @@ def target_option(*, required: bool = True) -> Option:
     """The option for the target: a file, or a name that `cli.loading` resolves."""
     return option(
         "-m --target | --model $LLAMA_ARG_MODEL",
-        "Target model: a GGUF file, or a name: a registered one, user/repo:QUANT or "
+        "Target model: a GGUF file, or a name: a registered one, user/repo, user/repo:QUANT or "
         "user/repo/file.gguf.",
         required=required,
         metavar="MODEL",
@@ -113,13 +113,14 @@ def pair_of(*options: Option) -> Callable[[Command], Command]:
     return gathered("pair", *options, make=PairOptions)
 
 
-pair_options = pair_of(target_option(), draft_option(LOOKUP), offline_option)
+yes_option = option("--yes", "Download what --draft auto proposes without asking.", is_flag=True)
+pair_options = pair_of(target_option(), draft_option(LOOKUP), offline_option, yes_option)
 
 
 def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Command]:
     """The options of a pair; without a target, the embedded pair. `without`: see draft_option."""
-    embedded = (size_option, cache_dir_option)
-    return pair_of(target_option(required=False), draft_option(without), offline_option, *embedded)
+    named = (target_option(required=False), draft_option(without), offline_option, yes_option)
+    return pair_of(*named, size_option, cache_dir_option)
 
 
 DRAFT_LENGTH = OrWord(click.IntRange(1, defaults.N_DRAFT_LIMIT))

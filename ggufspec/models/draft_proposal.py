@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec.errors import ModelError, VocabError
-from ggufspec.models import local
+from ggufspec.models import hub, local, quants, remote_drafts
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model, head_of, is_head
@@ -26,52 +26,95 @@ _WHOLE_OVERLAP = 0.99  # below 1 because of padding tokens
 
 @dataclass(frozen=True)
 class DraftProposal:
-    """A draft for a target, and the reason. name: an argument of `resolve`, or MTP."""
+    """A draft for a target, and the reason. name: an argument of `resolve`, or MTP.
+
+    n_bytes: what would be downloaded; None: an unknown size; 0: it is on this machine.
+    """
 
     name: str
     why: str
+    n_bytes: int | None = 0
 
 
 def propose_draft(target: str, registry: Registry | None = None) -> DraftProposal:
-    """A draft for a target, from the registry, the target's folder and the cache.
+    """The first of `proposals`, without asking the hub. Raises ModelError if there is none."""
+    found = next(proposals(target, registry, offline=True), None)
+    if found is None:
+        raise no_draft(target)
+    return found
 
-    In this order: the MTP head in its file, or beside it; a DFlash or EAGLE-3 head beside it; the
-    newest trimmed draft whose tokens the target has; the draft that the registry pairs with it; the
-    smallest model with the same vocabulary; the model with the largest overlap. Reads only headers.
-    Raises ModelError if none fits.
+
+def proposals(
+    target: str, registry: Registry | None = None, *, offline: bool = False
+) -> Iterator[DraftProposal]:
+    """Yields drafts for a target: of its folder, caches, the registry and, if not offline, the hub.
+
+    In the order of what is expected to be fastest: the MTP head in its file; a head beside it, or
+    in its repository (MTP, DFlash, EAGLE-3); the newest trimmed draft whose tokens the target has;
+    the draft that the registry pairs with it; known heads and drafts for its architecture and size;
+    the smallest model with its vocabulary; the model with the largest overlap. Reads only headers.
     """
     known = registry or load_registry()
     named = local.parse(target, known)
     paths = locate(target, known)
+    wanted = read_header(paths[0]) if paths else None
     drafts: list[_Candidate] = []
-    if paths:
-        wanted = read_header(paths[0])
+    if wanted is not None:
         check_model(wanted)
         if head_of(wanted, None):
-            return DraftProposal(MTP, "its own multi-token-prediction head")
+            yield DraftProposal(MTP, "its own multi-token-prediction head")
         headers = list(_headers_here(wanted))
-        if head := _head_beside(wanted, headers):
-            return head
+        yield from _heads_beside(wanted, headers)
         drafts = list(_drafts_among(wanted, headers))
+    asks = not (offline or hub.is_offline())
+    if asks:
+        with suppress(hub.Transient):
+            yield from _in_its_repository(named, paths)
     trimmed = [each for each in drafts if trim_of(each.header) and each.overlap > _WHOLE_OVERLAP]
-    if trimmed:
-        newest = max(trimmed, key=lambda each: each.path.stat().st_mtime)
-        return DraftProposal(str(newest.path), trim_text(trim_of(newest.header) or {}))
-    entry = _entry_of(named, known)
-    draft = entry and known.draft_for(entry.alias)
-    if entry is not None and draft is not None:
-        return DraftProposal(draft.alias, f"the registry pairs it with {entry.alias}")
-    if same := next((each for each in drafts if each.has_same_vocabulary), None):
-        return DraftProposal(str(same.path), f"the smallest here with {target}'s vocabulary")
-    others = [each for each in drafts if each.overlap >= LEAST_OVERLAP]
-    if other := max(others, key=lambda each: each.n_common, default=None):
+    for newest in sorted(trimmed, key=lambda each: each.path.stat().st_mtime, reverse=True):
+        yield DraftProposal(str(newest.path), trim_text(trim_of(newest.header) or {}))
+    yield from _registered(_entry_of(named, known), known)
+    if wanted is not None:
+        with suppress(hub.Transient):
+            for draft in remote_drafts.known(wanted, known, asks=asks):
+                yield DraftProposal(draft.name, draft.what, draft.n_bytes)
+    for same in (each for each in drafts if each.has_same_vocabulary):
+        yield DraftProposal(str(same.path), f"the smallest here with {target}'s vocabulary")
+    others = [each for each in drafts if not each.has_same_vocabulary]
+    others = [each for each in others if each.overlap >= LEAST_OVERLAP]
+    for other in sorted(others, key=lambda each: -each.n_common):
         why = f"of another vocabulary, with {other.overlap:.0%} of the smaller one in common"
-        return DraftProposal(str(other.path), why)
-    raise ModelError(
+        yield DraftProposal(str(other.path), why)
+
+
+def no_draft(target: str) -> ModelError:
+    return ModelError(
         f"no draft is known for {target}: the registry pairs none with it, and no model beside it "
         "or in the cache has its vocabulary and at most half of its size; name one with "
         f"--draft, or make one: `ggufspec trim {target} --layers LIST -o draft.gguf`"
     )
+
+
+def _in_its_repository(
+    named: local.Named, paths: tuple[Path, ...] | None
+) -> Iterator[DraftProposal]:
+    """Heads and drafts in the target's repository, if it is from the hub."""
+    if isinstance(named, Path):
+        folder = next((each for each in named.parents if each.name == "snapshots"), None)
+        repo = folder and folder.parent.name.removeprefix("models--").replace("--", "/", 1)
+        revision = "main"
+    else:
+        repo, revision = named.repo, named.revision
+    if repo:
+        for draft in remote_drafts.in_repository(repo, revision):
+            yield DraftProposal(draft.name, draft.what, draft.n_bytes)
+
+
+def _registered(entry: ModelEntry | None, known: Registry) -> Iterator[DraftProposal]:
+    draft = entry and known.draft_for(entry.alias)
+    if entry is not None and draft is not None:
+        n_bytes = draft.size if local.find(draft) is None else 0
+        yield DraftProposal(draft.alias, f"the registry pairs it with {entry.alias}", n_bytes)
 
 
 @dataclass(frozen=True)
@@ -85,11 +128,21 @@ class _Candidate:
     has_same_vocabulary: bool
 
 
+def _folder_of(target: Header) -> Path:
+    """The target's folder; above it, the snapshot or folder that has one for each quantization."""
+    folder = target.paths[0].parent
+    for above in folder.parents:
+        if above.parent.name == "snapshots":
+            return above
+    return folder.parent if quants.quant_of(f"{folder.name}/") else folder
+
+
 def _headers_here(wanted: Header) -> Iterator[Header]:
     """Yields headers of files beside the target and of smaller files in caches, by size."""
-    beside = wanted.paths[0].parent
+    beside = _folder_of(wanted)
     models = (
         *local.models_in(beside),
+        *local.models_in(wanted.paths[0].parent),
         *local.heads_below(beside),
         *local.cached_models(),
     )
@@ -107,19 +160,18 @@ def _headers_here(wanted: Header) -> Iterator[Header]:
             yield read_header(path)
 
 
-def _head_beside(wanted: Header, headers: Sequence[Header]) -> DraftProposal | None:
-    """A head from the target's folder, or one in it, that fits the target; None: there is none."""
+def _heads_beside(wanted: Header, headers: Sequence[Header]) -> Iterator[DraftProposal]:
+    """Yields the heads from the target's folder, or in one there, that fit the target."""
     found: dict[str, Path] = {}
     for header in headers:
         path = header.paths[0]
         with suppress(ModelError, VocabError):  # for another target
-            if wanted.paths[0].parent in path.parents and (head := head_of(wanted, header)):
+            if _folder_of(wanted) in path.parents and (head := head_of(wanted, header)):
                 found.setdefault(head.kind, path)
     kinds = {"mtp": "an MTP head", "dflash": "a DFlash head", "eagle3": "an EAGLE-3 head"}
     for kind, what in kinds.items():
         if kind in found:
-            return DraftProposal(str(found[kind]), f"{what} beside the target")
-    return None
+            yield DraftProposal(str(found[kind]), f"{what} beside the target")
 
 
 def _drafts_among(wanted: Header, headers: Sequence[Header]) -> Iterator[_Candidate]:

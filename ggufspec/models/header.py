@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from ggufspec.common.files import is_stream
 from ggufspec.errors import ModelError
 from ggufspec.models.gguf_file import ARRAY, QUANTIZATIONS, SCALARS, STRING, TYPES_BY_NUMBER, Tensor
-from ggufspec.models.quants import whole_split
+from ggufspec.models.quants import shards_of, whole_split
 
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _MAGIC = b"GGUF"
@@ -29,6 +29,7 @@ _MOST_BYTES = 2**62
 _KEPT_NUMBERS = 4096  # longer arrays (a number for each token) are skipped
 _SETTLED = 10**9  # nanoseconds after its last change, from which a file counts as unchanged
 _ALIGNMENTS = [2**i for i in range(21)]
+_MOST_PADDING = 2**12  # bytes, between the files of a split set that were appended
 _CUT = "it ends within its header. Download it again"
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
 _OF_ADAPTERS = (".lora_a", ".lora_b")
@@ -207,6 +208,7 @@ def _parsed(path: Path, state: object) -> Header:
     made = first = read_one(path)
     n_files = first.values.get("split.count", 1)
     if isinstance(n_files, int) and n_files > 1:
+        _check_separate(first, n_files)
         parts = (first if at == path else read_one(at) for at in shards_of(path, n_files))
         made = _joined(list(parts))
     if not isinstance(made.values.get("general.architecture"), str):
@@ -246,25 +248,25 @@ def open_gguf(path: Path) -> Iterator[BinaryIO]:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 
-def shards_of(path: Path, n_files: int) -> list[Path]:
-    """The files of a split set, of which `path` is one. Raises ModelError if some are missing."""
-    names = whole_split(path.name)
-    if len(names) != n_files:
-        raise ModelError(
-            f"{path} is one of {n_files} files of a model, so their names must be "
-            f"like model-00001-of-{n_files:05}.gguf"
-        )
-    paths = [path.with_name(name) for name in names]
-    if missing := [at.name for at in paths if not at.exists()]:
-        raise ModelError(
-            f"{path} is one of {n_files} files of a model; missing beside it are "
-            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them too"
-        )
-    return paths
+def _check_separate(first: Header, n_files: int) -> None:
+    """Raise ModelError for a file of a split set that the next ones were appended to."""
+    path = first.paths[0]
+    ends = [end for _, end in first.spans.values()]
+    ends += [first.starts[each.name][1] + each.n_bytes for each in first.tensors]
+    with path.open("rb") as file:
+        file.seek(max(ends))
+        if _MAGIC in file.read(_MOST_PADDING):
+            raise ModelError(
+                f"{path} is several of the {n_files} files of a model, appended to one another "
+                "(with cat?), which llama.cpp does not read. Keep the files apart, as they were "
+                "published, or join them with `llama-gguf-split --merge`"
+            )
 
 
 def _joined(parts: Sequence[Header]) -> Header:
     """Joins the headers of a split set: the first file has the metadata, each has other tensors."""
+    for part in parts:
+        _check_separate(part, len(parts))
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     paths = tuple(path for part in parts for path in part.paths)
     starts = {name: start for part in parts for name, start in part.starts.items()}

@@ -18,6 +18,7 @@ from ggufspec.models.quants import stays_within
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
 LONGEST_WAIT = 30.0  # seconds; if the hub asks for a longer wait, that is an error
 TIMEOUT = 20.0  # seconds in which no byte arrives
+SHORT_TIMEOUT = 4.0  # of a question that can be left out
 KEPT = "what was received is kept, and the next run continues from there"
 _TRUE = {"1", "ON", "YES", "TRUE"}
 Result = TypeVar("Result")
@@ -44,15 +45,17 @@ class RemoteFile:
     blob: str  # the name of its content in the cache
 
 
-def list_files(repo: str, revision: str) -> dict[str, RemoteFile]:
-    """Ask the hub for the GGUF files of a repository, by path. Raises DownloadError."""
+def list_files(repo: str, revision: str, *, patient: bool = True) -> dict[str, RemoteFile]:
+    """Ask the hub for a repository's GGUF files, by path. patient: retry. Raises DownloadError."""
     from huggingface_hub import HfApi
+
+    timeout = TIMEOUT if patient else SHORT_TIMEOUT
 
     def ask() -> dict[str, RemoteFile]:
         with explained(repo, revision):
             try:
                 info = HfApi(endpoint=endpoint()).model_info(
-                    repo, revision=revision, files_metadata=True, timeout=TIMEOUT
+                    repo, revision=revision, files_metadata=True, timeout=timeout
                 )
             except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
                 raise DownloadError(_no_hub()) from error  # the answer is not that of a hub
@@ -77,7 +80,7 @@ def list_files(repo: str, revision: str) -> dict[str, RemoteFile]:
         return files
 
     with quiet():
-        return retry(ask)
+        return retry(ask) if patient else ask()
 
 
 def endpoint() -> str | None:

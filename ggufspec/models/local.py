@@ -1,4 +1,4 @@
-"""Parses names of models; finds, lists and removes models in the hub's cache.
+"""Parses names of models; finds and lists models in caches; removes them from the hub's.
 
 It does so without huggingface_hub's slow import.
 """
@@ -6,15 +6,16 @@ It does so without huggingface_hub's slow import.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
 from ggufspec.errors import CacheError, ModelError
-from ggufspec.models import quants
+from ggufspec.models import other_caches, quants
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import is_head
 from ggufspec.models.registry import REPO, REVISION, ModelEntry, Registry
@@ -43,11 +44,12 @@ class HubFiles:
 
 @dataclass(frozen=True)
 class HubQuant:
-    """The one model of a quantization in a repository on the hub."""
+    """The one model of a quantization in a repository on the hub; None: see `quants.usual`."""
 
     repo: str
-    quant: str
+    quant: str | None
     revision: str = "main"
+    may_be_path: bool = False
 
 
 Named = Path | ModelEntry | HubFiles | HubQuant
@@ -67,9 +69,9 @@ def local_file(name: str) -> Path | None:
 def parse(name: str, registry: Registry) -> Named:
     """The model that a name refers to.
 
-    A local file, if it exists; else a registered model; else files on the hub: `user/repo:QUANT` or
-    `user/repo/file.gguf`, also with the prefix `hf:`, with an `@revision`, or as the URL of a file.
-    Raises ModelError.
+    A local file, if it exists; else a registered model; else files on the hub: `user/repo`,
+    `user/repo:QUANT` or `user/repo/file.gguf`, also with the prefix `hf:`, with an `@revision`, or
+    as the URL of a file; else a model that Ollama has. Raises ModelError.
     """
     if (path := local_file(name)) is not None:
         return path
@@ -82,18 +84,24 @@ def parse(name: str, registry: Registry) -> Named:
     if match is None or (match["early"] and match["late"]):
         if not name or name.lower().endswith(".gguf") or _ONLY_A_PATH.match(name) or "/" in name:
             raise _no_file(name)
+        if (path := other_caches.ollama_model(name)) is not None:
+            return path
         raise ModelError(f"there is no file {name}, and {registry.unknown(name)}")
     revision = match["early"] or match["late"] or "main"
-    if match["quant"]:
+    if match["quant"] and match["quant"].lower() != "latest":
         return HubQuant(match["repo"], match["quant"], revision)
     if match["path"]:
         return _files(match["repo"], match["path"], revision, may_be_path=not prefix)
     if name.lower().endswith(".gguf") and not prefix:
         raise _no_file(name)
-    raise ModelError(
-        f"{name} is a repository: name one of its models, such as {match['repo']}:Q4_K_M or "
-        f"{match['repo']}/file.gguf"
-    )
+    return HubQuant(match["repo"], None, revision, may_be_path=not prefix)
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name is that of a repository on the hub, without a quantization or a file."""
+    prefix = next((prefix for prefix in _PREFIXES if name.lower().startswith(prefix)), "")
+    match = None if local_file(name) else _HUB.fullmatch(name[len(prefix) :])
+    return match is not None and not (match["quant"] or match["path"])
 
 
 def _files(repo: str, path: str, revision: str, *, may_be_path: bool = False) -> HubFiles:
@@ -129,24 +137,48 @@ def repo_folder(repo: str) -> Path:
 
 
 def find(
-    wanted: ModelEntry | HubFiles | HubQuant, *, heads: bool = False
+    wanted: ModelEntry | HubFiles | HubQuant, *, heads: bool = False, nearest: bool = True
 ) -> tuple[Path, ...] | None:
-    """The files of a model if all are in the cache, else None. heads: see `quants.choose`."""
-    if (folder := _snapshot(repo_folder(wanted.repo), wanted.revision)) is None:
-        return None
-    if isinstance(wanted, HubQuant):
-        there = _by_header(folder, _complete_models(folder, "**/*"))
-        found = quants.of_quant(there, wanted.quant, *quants.kinds_of(heads))
-        files = found[0].files if len(found) == 1 else ()
-    else:
-        files = wanted.files
-    paths = tuple(folder.joinpath(*file.split("/")) for file in files)
-    return paths if paths and all(path.is_file() for path in paths) else None
+    """The files of a model if all are on this machine, else None; in other programs' caches, too.
+
+    heads: see `quants.choose`. nearest: without a quantization, any will do, the usual one best.
+    """
+    for there in _places(wanted.repo, wanted.revision):
+        files: tuple[str, ...] = ()
+        if isinstance(wanted, HubQuant):
+            models = list(_by_header(there, _complete(there)))
+            kinds = quants.kinds_of(heads)
+            if wanted.quant is None and nearest:
+                sizes = {name: path.stat().st_size for name, path in there.items()}
+                found = quants.usual(models, sizes, math.inf, *kinds)
+            else:
+                found = quants.of_quant(models, wanted.quant or quants.USUAL, *kinds)
+            files = found[0].files if len(found) == 1 else ()
+        elif all(file in there for file in wanted.files):
+            files = wanted.files
+        elif all(file.replace("/", "_") in there for file in wanted.files):  # llama.cpp's cache
+            files = tuple(file.replace("/", "_") for file in wanted.files)
+        if files:
+            return tuple(there[file] for file in files)
+    return None
+
+
+def _places(repo: str, revision: str) -> Iterator[dict[str, Path]]:
+    """Yields the files of a repository in each cache, by their paths there."""
+    folders = [repo_folder(repo)]
+    if chosen := os.environ.get("LLAMA_CACHE"):  # newer versions of llama.cpp: as the hub's cache
+        folders.append(Path(chosen) / folders[0].name)
+    for folder in filter(None, (_snapshot(folder, revision) for folder in folders)):
+        found = (path for path in folder.glob("**/*") if path.is_file())
+        yield {path.relative_to(folder).as_posix(): path for path in found}
+    if revision == "main":
+        yield from other_caches.copies_of(repo)
 
 
 def cached_models() -> Iterator[tuple[Path, ...]]:
     """The files, first the one to load, of each complete model in each snapshot of the cache."""
-    for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
+    snapshots = sorted(hub_cache().glob("models--*--*/snapshots/*"))
+    for folder in (*snapshots, *other_caches.model_folders()):
         yield from models_in(folder, "**/*")
 
 
@@ -197,17 +229,22 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
 
 def _complete_models(folder: Path, pattern: str) -> list[quants.ModelFiles]:
     files = [path for path in folder.glob(pattern) if path.is_file()]
-    models = quants.group(path.relative_to(folder).as_posix() for path in files)
-    return [model for model in models if not model.missing]
+    return _complete(path.relative_to(folder).as_posix() for path in files)
 
 
-def _by_header(folder: Path, models: Iterable[quants.ModelFiles]) -> Iterator[quants.ModelFiles]:
+def _complete(files: Iterable[str]) -> list[quants.ModelFiles]:
+    return [model for model in quants.group(files) if not model.missing]
+
+
+def _by_header(
+    there: Mapping[str, Path], models: Iterable[quants.ModelFiles]
+) -> Iterator[quants.ModelFiles]:
     """The models. Unsure names: the header decides; adapters and bare vocabularies are left out."""
     for model in models:
         found = model
         with contextlib.suppress(ModelError):  # damaged: loading it says so
             if model.kind == "unsure":
-                header = read_header(folder / model.files[0])
+                header = read_header(there[model.files[0]])
                 if header.values.get("general.type", "model") != "model" or not header.tensors:
                     continue  # an adapter, or a bare vocabulary
                 found = replace(model, kind="head" if is_head(header) else "model")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import DownloadError
@@ -22,29 +24,33 @@ def resolve(
     heads: bool = False,
     offline: bool = False,
     progress: NamedProgress | None = None,
+    room: Callable[[], float] | None = None,
 ) -> Path:
     """The path of a model's GGUF file, which is downloaded and verified if it is not here yet.
 
-    name: a path, a registered name, `user/repo:QUANT`, `user/repo/file.gguf`. Of a split model, the
-    first file is returned; the others are beside it. registry: by default shipped and user's own.
-    heads: a quantization may be that of a draft head, where there is no model of it. A file in the
-    hub's cache is used without asking the hub for a newer one.
+    name: a path, a registered name, `user/repo`, `user/repo:QUANT`, `user/repo/file.gguf`, or
+    Ollama's name of a model that it has. Of a split model, the first file is returned; the others
+    are beside it. registry: by default shipped and user's own. heads: a quantization may be that of
+    a draft head, where there is no model of it. A file in the hub's cache, or in another program's,
+    is used without asking the hub for a newer one.
+    room: bytes that a model may have if no quantization is named: see `quants.usual`.
     Raises ModelError, DownloadError, CacheError, OptionError.
     """
     if (path := local.local_file(name)) is not None:
         return path
-    found = locate(name, registry, heads=heads)
+    found = locate(name, registry, heads=heads, nearest=False)
     if found is None:
-        found = pull(name, registry=registry, heads=heads, offline=offline, progress=progress)
+        how: dict[str, Any] = {"heads": heads, "offline": offline, "progress": progress}
+        found = pull(name, registry=registry, room=room, **how)
     return found[0]
 
 
 def locate(
-    name: str, registry: Registry | None = None, *, heads: bool = False
+    name: str, registry: Registry | None = None, *, heads: bool = False, nearest: bool = True
 ) -> tuple[Path, ...] | None:
-    """The files of a model if they are on this machine, else None. Never asks the hub."""
+    """The files of a model if they are on this machine, else None; see `local.find`."""
     named = local.parse(name, registry or load_registry())
-    return (named,) if isinstance(named, Path) else local.find(named, heads=heads)
+    return (named,) if isinstance(named, Path) else local.find(named, heads=heads, nearest=nearest)
 
 
 def pull(
@@ -54,8 +60,13 @@ def pull(
     heads: bool = False,
     offline: bool = False,
     progress: NamedProgress | None = None,
+    room: Callable[[], float] | None = None,
 ) -> tuple[Path, ...]:
-    """Downloads the newest version of a model; returns its files, with every hash checked."""
+    """Downloads the newest version of a model; returns its files, with every hash checked.
+
+    Arguments and errors are those of `resolve`. Without a connection, a repository that is named
+    without a quantization is the model of it that is on this machine.
+    """
     named = local.parse(name, registry or load_registry())
     if isinstance(named, Path):
         return (named,)
@@ -63,23 +74,31 @@ def pull(
         if (found := local.find(named, heads=heads)) is not None:
             return found
         raise DownloadError(hub.offline_message(name))
-    return fetch(_remote_files(named, name, heads), progress)
+    try:
+        return fetch(_remote_files(named, name, heads, room or (lambda: math.inf)), progress)
+    except hub.Transient:
+        is_any = isinstance(named, HubQuant) and named.quant is None
+        if is_any and (found := local.find(named, heads=heads)) is not None:
+            return found
+        raise
 
 
 def _remote_files(
-    named: ModelEntry | HubFiles | HubQuant, name: str, heads: bool
+    named: ModelEntry | HubFiles | HubQuant, name: str, heads: bool, room: Callable[[], float]
 ) -> list[RemoteFile]:
     try:
         there = hub.list_files(named.repo, named.revision)
     except DownloadError as error:
-        is_path = isinstance(named, HubFiles) and named.may_be_path
+        is_path = not isinstance(named, ModelEntry) and named.may_be_path
         if is_path and not isinstance(error, hub.Transient):
             raise DownloadError(f"{error}. There is no local file {name} either") from error
         raise
     files: tuple[str, ...]
     if isinstance(named, HubQuant):
         where = f"{named.repo} at {named.revision}"
-        files = quants.choose(there, named.quant, where, heads=heads).files
+        sizes = {path: file.size for path, file in there.items()}
+        n_most = room() if named.quant is None else math.inf
+        files = quants.choose(sizes, named.quant, where, heads=heads, n_most=n_most).files
     else:
         files = named.files
         if not set(files) & set(there):

@@ -10,7 +10,10 @@ import pytest
 import tiny
 import tiny_heads
 from cli.conftest import Command
+from cli.terminal import Terminal
 from hub import Hub, sha256, status
+
+from ggufspec.common.files import format_bytes
 
 TRIMMED = {
     "source": "Qwen",
@@ -175,7 +178,11 @@ def test_run_takes_names(run: Command, names: Hub) -> None:
 
 
 def test_run_proposes_the_registered_draft(run: Command, names: Hub) -> None:
-    result = run("-m", "Large", "-md", "auto", "-p", "ab", "-n", "4", "--json")
+    refused = run("-m", "Large", "-md", "auto", "-p", "ab", "-n", "4", "--json")
+    assert (refused.code, refused.out) == (1, "")
+    assert "no draft for Large is on this machine; --yes downloads Small (the reg" in refused.err
+    assert not names.downloads("draft")
+    result = run("-m", "Large", "-md", "auto", "--yes", "-p", "ab", "-n", "4", "--json")
     assert result.code == 0
     assert "drafting with Small: the registry pairs it with Large\n" in result.err
     assert Path(result.document["settings"]["draft"]).name == "draft-Q8_0.gguf"
@@ -313,3 +320,54 @@ def test_a_head_in_the_cache_is_only_a_draft(command: Command, with_heads: Hub) 
         found = command("run", *asked, "-t", "1", "--temp", "0", "--json")
         assert found.document["n_accepted"] == found.document["n_drafted"] > 0
     assert "MTP head beside the target" in found.err
+
+
+def test_a_draft_on_the_hub_is_proposed_with_its_size(
+    command: Command, with_heads: Hub, tmp_path: Path
+) -> None:
+    """Without a terminal, it is downloaded with --yes; then it is found without the hub."""
+    n_bytes = len(with_heads.repos["lab/m"].files["MTP/mtp-m-Q8_0.gguf"])
+    ask = ("run", "-m", "lab/m", "-p", "ab", "-n", "6", "-t", "1", "--temp", "0", "--json")
+    refused = command(*ask, "-md", "auto")
+    assert refused.code == 1
+    assert "lab/m: m-UD-Q4_K_XL.gguf" in refused.err
+    shown = f"lab/m/MTP/mtp-m-Q8_0.gguf (an MTP head in lab/m, {format_bytes(n_bytes)})"
+    assert f"--yes downloads {shown}" in refused.err
+    assert not with_heads.downloads("mtp")
+    first = command(*ask, "-md", "auto", "--yes", "--draft-n", "2")
+    assert "drafting with lab/m/MTP/mtp-m-Q8_0.gguf: an MTP head in lab/m" in first.err
+    assert first.document["n_accepted"] == first.document["n_drafted"] > 0
+    assert len(with_heads.downloads("mtp")) == 1
+    with_heads.repos.clear()
+    again = command(*ask, "-md", "auto", "--offline", "--draft-n", "2")
+    assert "an MTP head beside the target" in again.err
+    assert again.document["tokens"] == first.document["tokens"]
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_terminal_is_asked_before_a_draft_is_downloaded(with_heads: Hub, answer: str) -> None:
+    ask = ("run", "-m", "lab/m", "-p", "ab", "-n", "6", "-t", "1", "-md", "auto")
+    shown = Terminal(*ask, talk=True)
+    shown.read_until(b"[Y/n]")
+    assert b"Download lab/m/MTP/mtp-m-Q8_0.gguf (" in shown.data
+    shown.type(f"{answer}\n")
+    code, out, _ = shown.end()
+    assert code == 0
+    assert ("drafting with" in out) == (answer == "y") == bool(with_heads.downloads("mtp"))
+
+
+def test_chat_takes_the_name_of_a_repository(command: Command, hub: Hub, tmp_path: Path) -> None:
+    """The first time it is downloaded; the second time the hub is not asked."""
+    model = tiny.write_llama(tmp_path / "chat.gguf", vocab=tiny.BPE, chat_template=tiny.CHATML)
+    hub.add("lab/chat", {"c-Q8_0.gguf": model.read_bytes(), "c-Q4_K_M.gguf": model.read_bytes()})
+    ask = ("chat", "-hf", "lab/chat", "-n", "4", "-t", "1", "--temp", "0", "--jinja")
+    first = command(*ask, stdin=b"hello\n")
+    assert first.code == 0
+    assert "lab/chat: c-Q4_K_M.gguf" in first.err
+    assert "without effect here: --jinja (always on)" in first.err
+    assert [each.path.rpartition("/")[2] for each in hub.downloads()] == ["c-Q4_K_M.gguf"]
+    hub.requests.clear()
+    again = command(*ask, "--offline", stdin=b"hello\n")
+    assert (again.code, again.out) == (0, first.out)
+    assert command(*ask, stdin=b"hello\n").out == first.out
+    assert not hub.requests

@@ -149,6 +149,20 @@ def test_a_split_model_with_another_number_of_tensors_is_refused(
         read_header(paths[0])
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_files_of_a_split_model_that_were_appended_to_one_another_are_recognized(
+    first: int, tmp_path: Path
+) -> None:
+    paths = write_split(tmp_path)
+    joined = tmp_path / "whole.gguf"
+    joined.write_bytes(b"".join(path.read_bytes() for path in paths[first:]))
+    with pytest.raises(ModelError, match=r"appended to one another \(with cat\?\)"):
+        read_header(joined)
+    joined.rename(paths[first])
+    with pytest.raises(ModelError, match="appended to one another"):
+        read_header(paths[0])
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
 def test_what_has_no_end_is_no_model(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lora
 import pytest
@@ -15,6 +17,11 @@ from ggufspec.models.local import HubFiles, HubQuant, parse
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import parse_registry
 
+
+def choose(paths: Sequence[str], quant: str | None, where: str, **how: Any) -> quants.ModelFiles:
+    return quants.choose(dict.fromkeys(paths, 100), quant, where, **how)
+
+
 REGISTRY = parse_registry(
     [("models.toml", '[models."8B-Q3_K_L"]\nrepo = "some/body"\nfiles = ["x.gguf"]\nrevision="v1"')]
 )
@@ -25,6 +32,9 @@ REGISTRY = parse_registry(
     [
         ("user/repo:Q4_K_M", HubQuant("user/repo", "Q4_K_M")),
         ("hf://user/repo:UD-Q4_K_XL", HubQuant("user/repo", "UD-Q4_K_XL")),
+        ("user/repo", HubQuant("user/repo", None, may_be_path=True)),
+        ("user/repo:latest", HubQuant("user/repo", None, may_be_path=True)),
+        ("hf.co/user/repo@v2", HubQuant("user/repo", None, "v2")),
         ("user/repo@v2:Q8_0", HubQuant("user/repo", "Q8_0", "v2")),
         ("user/repo:Q8_0@v2", HubQuant("user/repo", "Q8_0", "v2")),
         ("hf:user/repo@refs/pr/3:Q8_0", HubQuant("user/repo", "Q8_0", "refs/pr/3")),
@@ -87,12 +97,6 @@ def test_a_wrong_name_gets_suggestions() -> None:
         parse("8B-Q3KL", REGISTRY)
 
 
-@pytest.mark.parametrize("name", ["user/repo", "hf:user/repo@v2"])
-def test_a_repository_name_alone_is_refused(name: str) -> None:
-    with pytest.raises(ModelError, match=r"user/repo:Q4_K_M or user/repo/file.gguf"):
-        parse(name, REGISTRY)
-
-
 @pytest.mark.parametrize(
     ("path", "quant"),
     [
@@ -100,6 +104,11 @@ def test_a_repository_name_alone_is_refused(name: str) -> None:
         ("Qwen3-30B-A3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
         ("x-Q4_0_4_4.gguf", "Q4_0_4_4"),
         ("gpt-oss-20b-MXFP4.gguf", "MXFP4"),
+        ("m-UD-MXFP4_MOE.gguf", "UD-MXFP4_MOE"),
+        ("Qwen3.5-27B-NVFP4.gguf", "NVFP4"),
+        ("m-FP8-Q4_K_M.gguf", "Q4_K_M"),
+        ("m_fp8.gguf", "FP8"),
+        ("UD-Q4_K_XL/m-00001-of-00002.gguf", "UD-Q4_K_XL"),
         ("BF16/model.gguf", "BF16"),
         ("Q4_0/model-Q8_0.gguf", "Q8_0"),
         ("model.gguf", None),
@@ -120,16 +129,49 @@ def test_choosing_a_quantization() -> None:
         "README.md",
         "x-UD-Q4_K_M.gguf",
     ]
-    assert quants.choose(paths, "q4_k_m", "x").files == ("x-Q4_K_M.gguf",)
-    assert quants.choose(paths, "Q4_K_XL", "x").files == ("x-UD-Q4_K_XL.gguf",)
-    assert quants.choose(paths, "Q8_0", "x").files == tuple(paths[2:4])
-    assert quants.choose(paths[:3], "Q8_0", "x").missing == (paths[3],)
+    assert choose(paths, "q4_k_m", "x").files == ("x-Q4_K_M.gguf",)
+    assert choose(paths, "Q4_K_XL", "x").files == ("x-UD-Q4_K_XL.gguf",)
+    assert choose(paths, "Q8_0", "x").files == tuple(paths[2:4])
+    assert choose(paths[:3], "Q8_0", "x").missing == (paths[3],)
     with pytest.raises(ModelError, match="no model of Q5_K_M; did you mean Q4_K_M"):
-        quants.choose(paths, "Q5_K_M", "x")
+        choose(paths, "Q5_K_M", "x")
     with pytest.raises(ModelError, match=r"several .* x-Q4_K_M.gguf, y-Q4_K_M.gguf"):
-        quants.choose([*paths, "y-Q4_K_M.gguf"], "Q4_K_M", "x")
+        choose([*paths, "y-Q4_K_M.gguf"], "Q4_K_M", "x")
     with pytest.raises(ModelError, match="no GGUF models"):
-        quants.choose(["README.md"], "Q4_K_M", "x")
+        choose(["README.md"], "Q4_K_M", "x")
+
+
+@pytest.mark.parametrize(
+    ("there", "n_most", "chosen"),
+    [
+        ("Q2_K Q4_K_S Q4_K_M Q8_0", 1e9, "Q4_K_M"),
+        ("Q8_0 UD-Q4_K_XL F16", 1e9, "UD-Q4_K_XL"),
+        ("Q8_0 Q5_K_M BF16", 1e9, "Q5_K_M"),
+        ("Q8_0 Q3_K_M IQ2_XXS", 1e9, "Q3_K_M"),
+        ("NVFP4 Q8_0", 1e9, "NVFP4"),
+        ("MXFP4_MOE BF16", 1e9, "MXFP4_MOE"),
+        ("Q4_K_M Q4_K_S Q3_K_S Q2_K", 4700, "Q4_K_S"),
+        ("Q4_K_M Q3_K_M IQ2_XXS", 3000, "IQ2_XXS"),
+        ("Q4_K_M Q3_K_M IQ2_XXS", 10, "IQ2_XXS"),
+        ("Q8_0", 1e9, "Q8_0"),
+    ],
+)
+def test_a_repository_alone_is_its_usual_quantization_or_the_nearest_that_fits(
+    there: str, n_most: float, chosen: str
+) -> None:
+    sizes = {f"m-{name}.gguf": int(quants.bits_of(name) * 1000) for name in there.split()}
+    sizes |= {"mmproj-F16.gguf": 5, "MTP/mtp-m-Q4_K_M.gguf": 5, "m-eagle3-Q4_K_M.gguf": 5}
+    found = quants.choose(sizes, None, "x", n_most=n_most)
+    assert found.files == (f"m-{chosen}.gguf",)
+
+
+def test_a_repository_alone_may_have_one_model_without_a_quantization_in_its_name() -> None:
+    assert choose(["model.gguf", "mmproj.gguf"], None, "x").files == ("model.gguf",)
+    assert choose(["MTP/mtp-m.gguf"], None, "x", heads=True).files == ("MTP/mtp-m.gguf",)
+    with pytest.raises(ModelError, match=r"several models of Q4_K_M: name one of the files"):
+        choose(["a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "b-Q8_0.gguf"], None, "x")
+    with pytest.raises(ModelError, match="no GGUF models, only draft heads"):
+        choose(["MTP/mtp-m-Q8_0.gguf"], None, "x")
 
 
 MODELS = ["m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"]
@@ -152,38 +194,38 @@ MODELS = ["m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"]
 )
 def test_heads_and_files_without_a_model_are_no_candidates(other: str) -> None:
     there = [*MODELS, *map(other.format, ("Q8_0", "BF16"))]
-    assert quants.choose(there, "Q8_0", "x").files == ("m-Q8_0.gguf",)
-    assert quants.choose(there, "Q4_K_XL", "x").files == ("m-UD-Q4_K_XL.gguf",)
+    assert choose(there, "Q8_0", "x").files == ("m-Q8_0.gguf",)
+    assert choose(there, "Q4_K_XL", "x").files == ("m-UD-Q4_K_XL.gguf",)
     with pytest.raises(ModelError, match=r"no model of BF16.* it has Q8_0, UD-Q4_K_XL$"):
-        quants.choose(there, "BF16", "x")
+        choose(there, "BF16", "x")
     with pytest.raises(ModelError, match=r"x has no GGUF models.*: name another repository"):
-        quants.choose(there[2:], "BF16", "x")
+        choose(there[2:], "BF16", "x")
 
 
 @pytest.mark.parametrize("word", ["MTP", "lora"])
 def test_a_name_that_leaves_doubt_is_a_candidate_where_no_other_is(word: str) -> None:
     doubtful = [f"m-{word}-{quant}.gguf" for quant in ("Q8_0", "BF16")]
-    assert quants.choose([*MODELS, *doubtful], "Q8_0", "x").files == ("m-Q8_0.gguf",)
-    assert quants.choose([*MODELS, *doubtful], "BF16", "x").files == (doubtful[1],)
+    assert choose([*MODELS, *doubtful], "Q8_0", "x").files == ("m-Q8_0.gguf",)
+    assert choose([*MODELS, *doubtful], "BF16", "x").files == (doubtful[1],)
     same = f"m-{word}-Q4_K_XL.gguf"
-    assert quants.choose([*MODELS, same], "Q4_K_XL", "x").files == (MODELS[0],)
+    assert choose([*MODELS, same], "Q4_K_XL", "x").files == (MODELS[0],)
 
 
 @pytest.mark.parametrize("name", ["OpenAssistant-7b", "flashmtp"])
 def test_words_within_words_leave_no_doubt(name: str) -> None:
     there = [f"{name}-Q8_0.gguf", "m-Q8_0.gguf"]
     with pytest.raises(ModelError, match="several models"):
-        quants.choose(there, "Q8_0", "x")
+        choose(there, "Q8_0", "x")
 
 
 def test_a_draft_may_be_a_head_where_no_model_is() -> None:
     there = [*MODELS, "MTP/mtp-m-Q8_0.gguf", "MTP/mtp-m-BF16.gguf"]
-    assert quants.choose(there, "Q8_0", "x", heads=True).files == ("m-Q8_0.gguf",)
-    assert quants.choose(there, "BF16", "x", heads=True).files == ("MTP/mtp-m-BF16.gguf",)
+    assert choose(there, "Q8_0", "x", heads=True).files == ("m-Q8_0.gguf",)
+    assert choose(there, "BF16", "x", heads=True).files == ("MTP/mtp-m-BF16.gguf",)
     with pytest.raises(ModelError, match=r"only draft heads .*--draft: MTP/mtp-m-BF16.gguf\)"):
-        quants.choose(there, "BF16", "x")
+        choose(there, "BF16", "x")
     with pytest.raises(ModelError, match=r"no model or draft head of F32.* it has BF16, Q8_0"):
-        quants.choose(there, "F32", "x", heads=True)
+        choose(there, "F32", "x", heads=True)
 
 
 def test_the_header_tells_what_a_doubtful_name_in_the_cache_is(
