@@ -86,16 +86,24 @@ def _variables(
 def _adapters(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[tuple[str, float], ...]:
-    """Pairs of path and scale from (a.gguf, b.gguf:0.5); paths may contain other colons."""
+    """Pairs of path and scale from (a.gguf, b.gguf:0.5); paths may contain colons and commas."""
     found = []
-    for text in filter(None, ",".join(given).split(",")):
-        file, _, scale = text.rpartition(":")
-        try:
-            path, factor = (file, float(scale)) if file else (text, 1.0)
-        except ValueError:
-            path, factor = text, 1.0
-        found.append((os.path.abspath(path), factor))
+    for text in filter(None, given):
+        parts = [_scaled(part) for part in text.split(",") if part]
+        whole = _scaled(text)
+        is_list = not os.path.exists(whole[0]) and all(os.path.exists(path) for path, _ in parts)
+        found += parts if is_list else [whole]
     return tuple(found)
+
+
+def _scaled(text: str) -> tuple[str, float]:
+    """The path and the scale of an adapter."""
+    file, _, scale = text.rpartition(":")
+    try:
+        path, factor = (file, float(scale)) if file else (text, 1.0)
+    except ValueError:
+        path, factor = text, 1.0
+    return os.path.abspath(path), factor
 
 
 def _shares(

@@ -103,3 +103,17 @@ def test_a_batch_is_resumed_with_the_same_adapters_only(
     assert command(*args, "--lora", f"{files[0]}:0.5", "--resume").code == 2
     copy = shutil.copy(files[0], tmp_path / "copies" / files[0].name)
     assert command(*args, "--lora", copy, "--resume").code == 0
+
+
+def test_a_path_may_have_a_comma(run: Command, target: Path, tmp_path: Path) -> None:
+    """A list is split only where each part exists."""
+    with_comma, plain = (lora.write_lora(tmp_path / name) for name in ("x,y.gguf", "z.gguf"))
+    for given, wanted in (
+        ([f"{with_comma}:0.5"], [[str(with_comma), 0.5]]),
+        ([with_comma, "--lora", plain], [[str(with_comma), 1.0], [str(plain), 1.0]]),
+        ([f"{plain},{plain}:2"], [[str(plain), 1.0], [str(plain), 2.0]]),
+    ):
+        found = run("-m", target, *GREEDY, "--json", "--lora", *given)
+        assert found.document["settings"]["lora"] == wanted
+    missing = run("-m", target, *GREEDY, "--lora", f"{plain},none.gguf")
+    assert f"{plain},none.gguf" in missing.err
