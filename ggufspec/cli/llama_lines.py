@@ -70,6 +70,8 @@ def translated(command: click.Command, arguments: Sequence[str]) -> tuple[list[s
 
 
 class _Line:
+    """A command line that is being translated."""
+
     def __init__(self, command: click.Command) -> None:
         self.arguments: list[str] = []
         self._command = command
@@ -157,13 +159,14 @@ class _Line:
             del rest[:n]
 
     def _n_values(self, name: str) -> tuple[int, bool]:
+        """How many values follow an option, and whether they may be missing."""
         found = self._rows.get(name, {})
-        row = next(iter(found.values()), None)
-        optional = found.get("by_value")
-        may_lack = bool(optional and optional.may_lack_value) or bool(row and row.may_lack_value)
-        return self._own.get(name, row.n_values if row else 0), may_lack
+        row = found.get("by_value") or next(iter(found.values()), None)
+        n_values = self._own.get(name, row.n_values if row else 0)
+        return n_values, row is not None and row.may_lack_value
 
     def _meaning(self, name: str, value: str) -> Meaning:
+        """What an option with this value means; "own" if it is not llama.cpp's."""
         found = self._rows.get(name, {})
         patterns = found["by_value"].what if "by_value" in found else {}
         assert not isinstance(patterns, str)
@@ -208,7 +211,7 @@ class _Line:
         at = [i for i, word in enumerate(self.arguments[:-1]) if word in _TARGET]
         if not at:
             raise click.UsageError("--hf-file needs the name of a repository: -hf user/repo")
-        repo = self.arguments[at[-1] + 1].partition(":")[0]
+        repo = re.sub(r":[\w.-]+$", "", self.arguments[at[-1] + 1])
         self.arguments[at[-1] + 1] = f"{repo}/{self._file}"
 
 
