@@ -141,23 +141,20 @@ def proposed_draft(target: str, *, offline: bool, yes: bool) -> str | None:
 
     may_load = not offline and (yes or (sys.stdin.isatty() and sys.stderr.isatty()))
     is_declined = False
-    left_out: list[DraftProposal] = []
     for each in proposals(target, offline=not may_load):
-        if each.n_bytes == 0 or (
+        is_here = each.n_bytes == 0
+        if is_here or (
             may_load and (yes or click.confirm(f"Download {_shown(each)}?", True, err=True))
         ):
             render.note(f"drafting with {each.name}: {each.why}")
             return each.name
         is_declined = may_load
-        left_out.append(each)
     if is_declined:
         return None
-    if not (offline or may_load):
-        left_out += proposals(target)
-        if left_out:
-            raise ModelError(
-                f"no draft for {target} is on this machine; --yes downloads {_shown(left_out[0])}"
-            )
+    if not (offline or may_load) and (first := next(proposals(target), None)):
+        raise ModelError(
+            f"no draft for {target} is on this machine; --yes downloads {_shown(first)}"
+        )
     raise no_draft(target)
 
 

@@ -69,7 +69,7 @@ def proposals(
     asks = not (offline or hub.is_offline())
     if asks:
         with suppress(hub.Transient):
-            yield from _in_its_repository(named, paths)
+            yield from _in_its_repository(named)
     trimmed = [each for each in drafts if trim_of(each.header) and each.overlap > _WHOLE_OVERLAP]
     for newest in sorted(trimmed, key=lambda each: each.path.stat().st_mtime, reverse=True):
         yield DraftProposal(str(newest.path), trim_text(trim_of(newest.header) or {}))
@@ -95,9 +95,7 @@ def no_draft(target: str) -> ModelError:
     )
 
 
-def _in_its_repository(
-    named: local.Named, paths: tuple[Path, ...] | None
-) -> Iterator[DraftProposal]:
+def _in_its_repository(named: local.Named) -> Iterator[DraftProposal]:
     """Heads and drafts in the target's repository, if it is from the hub."""
     if isinstance(named, Path):
         folder = next((each for each in named.parents if each.name == "snapshots"), None)
