@@ -95,13 +95,14 @@ def header(architecture: str, billions: float, n_vocab: int, file: str) -> Heade
 def test_known_drafts(
     hub: Hub, architecture: str, billions: float, n_vocab: int, file: str, drafts: list[str]
 ) -> None:
-    for i, name in enumerate(drafts):
+    names = dict.fromkeys(draft for *_, each in TARGETS for draft in each)
+    for i, name in enumerate(names):
         repo, _, quant = name.partition(":")
         hub.add(repo, {f"x-{quant}.gguf": b"GGUF" * (i + 1)})
     target = header(architecture, billions, n_vocab, file)
     found = list(remote_drafts.known(target, NONE, asks=True))
     assert [each.name for each in found] == drafts
-    assert [each.n_bytes for each in found] == [4 * (i + 1) for i in range(len(drafts))]
+    assert [each.n_bytes for each in found] == [4 * ([*names].index(name) + 1) for name in drafts]
     assert list(remote_drafts.known(target, NONE, asks=False)) == []
 
 

@@ -101,8 +101,17 @@ def test_a_head_is_found_above_the_folder_of_a_quantization(
     for name, path in published(sidecar, head, target).items():
         (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "own" / name).write_bytes(path.read_bytes())
-    for name in (str(tmp_path / "own" / target), str(resolve(REPO, registry=NONE))):
-        assert all_of(name)[0].name.endswith(head)
+    found = propose_draft(str(tmp_path / "own" / target), NONE)
+    assert found == DraftProposal(str(tmp_path / "own" / head), "an MTP head beside the target")
+
+
+def test_a_head_is_found_anywhere_in_the_targets_snapshot(
+    published: Callable[..., dict[str, Path]],
+) -> None:
+    published(sidecar, "MTP/mtp-m-Q8_0.gguf", "weights/m-Q4_K_M.gguf")
+    head = resolve(f"{REPO}/MTP/mtp-m-Q8_0.gguf", registry=NONE)
+    found = propose_draft(str(resolve(REPO, registry=NONE)), NONE)
+    assert (found.name, found.why) == (str(head), "an MTP head beside the target")
 
 
 def test_a_projector_is_no_model(published: Callable[..., dict[str, Path]]) -> None:
@@ -143,6 +152,7 @@ def test_without_an_answer_of_the_hub_what_is_here_is_proposed(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     assert [each.name for each in all_of(REPO)] == [str(small)]
     hub.requests.clear()
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert [each.name for each in all_of(REPO)] == [str(small)]
     assert not hub.requests

@@ -148,6 +148,7 @@ def test_choosing_a_quantization() -> None:
         ("Q8_0 UD-Q4_K_XL F16", 1e9, "UD-Q4_K_XL"),
         ("Q8_0 Q5_K_M BF16", 1e9, "Q5_K_M"),
         ("Q8_0 Q3_K_M IQ2_XXS", 1e9, "Q3_K_M"),
+        ("Q3_K_M Q5_K_M", 1e9, "Q5_K_M"),
         ("NVFP4 Q8_0", 1e9, "NVFP4"),
         ("MXFP4_MOE BF16", 1e9, "MXFP4_MOE"),
         ("Q4_K_M Q4_K_S Q3_K_S Q2_K", 4700, "Q4_K_S"),

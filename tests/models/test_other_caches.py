@@ -115,7 +115,10 @@ def test_damaged_manifests_are_no_models(home: Path, damage: str) -> None:
     blob = in_ollama(models, TAG, kind="adapter" if damage == "kind" else "model")
     manifest = models / "manifests" / TAG
     if damage == "digest":
-        manifest.write_text(manifest.read_text().replace("sha256:", "sha256:../../"))
+        copied(models / "outside.gguf")
+        (models / "blobs" / "sha256-x").mkdir()
+        digest = blob.name.replace("-", ":")
+        manifest.write_text(manifest.read_text().replace(digest, "sha256:x/../../outside.gguf"))
     elif damage == "blob":
         blob.unlink()
     elif damage == "json":
@@ -129,7 +132,7 @@ def test_damaged_manifests_are_no_models(home: Path, damage: str) -> None:
         found("llama3.2:1b")
 
 
-@pytest.mark.parametrize("name", ["a:..", ".a:b", "../a:b", "a:b/c"])
+@pytest.mark.parametrize("name", ["a:..", "a\0b", "a:\0", ".a:b", "../a:b", "a:b/c"])
 def test_names_do_not_lead_out_of_the_folder(home: Path, name: str) -> None:
     in_ollama(home / ".ollama" / "models", TAG)
     with pytest.raises(ModelError):
