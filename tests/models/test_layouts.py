@@ -10,7 +10,8 @@ import tiny
 from head_pairs import Pair, dflash, eagle3, gemma4, sidecar
 from hub import Hub
 
-from ggufspec.errors import ModelError
+from ggufspec.errors import DownloadError, ModelError
+from ggufspec.models import hub as client
 from ggufspec.models.draft_proposal import DraftProposal, proposals, propose_draft
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import head_of
@@ -157,3 +158,30 @@ def test_without_an_answer_of_the_hub_what_is_here_is_proposed(
     assert [each.name for each in all_of(REPO)] == [str(small)]
     assert not hub.requests
     assert locate(REPO, NONE) == (path,)
+
+
+def test_a_repository_alone_is_what_fits_then_what_is_here(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"m-Q2_K.gguf": 200, "m-Q4_K_S.gguf": 300, TARGET: 500}
+    hub.add(REPO, {name: b"GGUF" * (size // 4) for name, size in sizes.items()})
+    assert resolve(f"{REPO}:q2_k", registry=NONE).name == "m-Q2_K.gguf"
+    assert locate(REPO, NONE) is not None, "the nearest that is here"
+    assert resolve(REPO, registry=NONE, room=lambda: 400.0).name == "m-Q4_K_S.gguf"
+    assert resolve(REPO, registry=NONE, offline=True).name == "m-Q4_K_S.gguf"
+    assert resolve(REPO, registry=NONE).name == TARGET
+    hub.requests.clear()
+    assert resolve(REPO, registry=NONE, room=lambda: 400.0).name == TARGET, "it is here"
+    assert not hub.requests
+
+
+def test_without_a_connection_a_repository_alone_is_the_nearest_that_is_here(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(REPO, {"m-Q2_K.gguf": b"GGUF", TARGET: b"GGUF"})
+    resolve(f"{REPO}:Q2_K", registry=NONE)
+    monkeypatch.setattr(client, "WAITS", ())
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert resolve(REPO, registry=NONE).name == "m-Q2_K.gguf"
+    with pytest.raises(DownloadError, match=r"the connection to http://127\.0\.0\.1:1 failed"):
+        resolve(f"{REPO}:Q4_K_M", registry=NONE)
