@@ -10,13 +10,20 @@ import importlib
 import os
 import re
 import shlex
+import signal
+import subprocess
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
+import httpx
 import pytest
-from cli.conftest import Command
+import tiny
+from cli.conftest import Command, started
+from hub import Hub
+from patience import PATIENCE
 
 from ggufspec.cli import llama_lines
 from ggufspec.cli.llama_lines import Row, rows, translated
@@ -250,6 +257,37 @@ def test_real_lines_are_understood(
     with command_of(name).make_context(name, words) as context:
         assert context.params["target"]
     assert len(real_lines()) >= 40
+
+
+THINKING = "{{ messages[0].content }}{% if enable_thinking is not false %} a b c{% endif %}"
+
+
+def test_a_line_of_llama_server_serves_a_model_of_the_hub(hub: Hub, tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "m.gguf", vocab=tiny.BPE, chat_template=THINKING)
+    hub.add("lab/m-GGUF", {"m-Q4_K_M.gguf": model.read_bytes(), "mmproj-F16.gguf": b"GGUF"})
+    line = "serve -hf lab/m-GGUF -fa -c 64 -ub 32 -b 64 -np 1 -n 6 --jinja --reasoning-budget 0"
+    process = started(*line.split(), "--port", "0", "-t", "1", stderr=subprocess.STDOUT)
+    try:
+        assert process.stdout is not None
+        said = b""
+        while (found := re.search(rb"http://[\d.]+:\d+", said)) is None:
+            line_read = process.stdout.readline()
+            assert line_read, said
+            said += line_read
+        assert b"without effect here: --jinja (always on)" in said
+        with httpx.Client(base_url=found[0].decode(), timeout=PATIENCE) as client:
+            body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+            short, long = (
+                client.post("/v1/chat/completions", json={**body, **more}).json()["usage"]
+                for more in ({}, {"chat_template_kwargs": {"enable_thinking": True}})
+            )
+        assert short["completion_tokens"] <= 6
+        assert long["prompt_tokens"] > short["prompt_tokens"]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+    finally:
+        process.kill()
 
 
 def test_names_of_llama_cpp_are_left_out_of_help_and_errors(command: Command) -> None:
