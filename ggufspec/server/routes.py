@@ -222,14 +222,20 @@ def _properties(service: Service) -> dict[str, Any]:
 
 
 def page() -> HTMLResponse:
-    """The built-in page; its policy allows one script and one style, by hash, and no other host."""
-    html = files("ggufspec.server").joinpath("page.html").read_text(encoding="utf-8")
+    """The page with its scripts in it; its policy allows these by hash, and no other host."""
+    folder = files("ggufspec.server")
+    html = folder.joinpath("page.html").read_text(encoding="utf-8")
+    for name in re.findall(r'<script src="([\w.]+)"></script>', html):
+        script = folder.joinpath(name).read_text(encoding="utf-8")
+        html = html.replace(f'<script src="{name}"></script>', f"<script>{script}</script>")
     policy = [
         "default-src 'none'",
         "connect-src 'self'",
-        f"script-src {_hash_of(html, 'script')}",
-        f"style-src {_hash_of(html, 'style')}",
+        f"script-src {_hashes_of(html, 'script')}",
+        f"style-src {_hashes_of(html, 'style')}",
         "img-src data:",
+        "require-trusted-types-for 'script'",  # nothing that a model writes can become HTML
+        "trusted-types 'none'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
@@ -244,9 +250,10 @@ def page() -> HTMLResponse:
     return HTMLResponse(html, headers=headers)
 
 
-def _hash_of(html: str, tag: str) -> str:
-    (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
+def _hashes_of(html: str, tag: str) -> str:
+    contents = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    hashes = [b64encode(sha256(each.encode()).digest()).decode() for each in contents]
+    return " ".join(f"'sha256-{each}'" for each in hashes)
 
 
 def _slot_facts(service: Service, index: int, slot: Slot) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 import tiny
 from server.dialects import CALL, HELLO, TEMPLATE, TOOL
+from server.pages import OpenPage
 from serving import Live, serving
 
 import ggufspec
 from ggufspec.engine.engine import Engine
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LONG = 200_000  # tokens: more than anybody waits for
 
@@ -82,3 +85,41 @@ def strict(chat_pair: Engine) -> Iterator[Live]:
     """A server with a key, a small body, and little time for it."""
     with serving(chat_pair, api_keys=("s3cret",), n_body_bytes=1000, body_seconds=0.5) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="needs a browser's driver: pip install playwright"
+    )
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("needs a browser: install Chromium")
+    with api.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[OpenPage]:
+    """Opens the page; at the end it must have had no errors and no requests to other hosts."""
+    troubles: list[str] = []
+    asked: list[str] = []
+    urls: list[str] = []
+
+    def opened(live: Live, width: int = 1280, height: int = 800) -> Any:
+        page = browser.new_context(viewport={"width": width, "height": height}).new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(live.url)
+        urls.append(live.url)
+        page.wait_for_selector("#model:not(:empty)")
+        page.evaluate("options.open = true")
+        return page
+
+    yield opened
+    for context in browser.contexts:
+        context.close()
+    assert troubles == []
+    assert all(url.startswith((*urls, "data:")) for url in asked)
