@@ -134,7 +134,9 @@ class AnswerForm:
         made: dict[str, Any] = {"role": "assistant", "content": text}
         if not self._has_marks:
             return made
-        begun = self._format.begun_in(prompt, self._vocab)
+        from ggufspec.engine.reasoning import begun_in, reasoning_after
+
+        begun = begun_in(self._format.syntax, prompt, self._vocab)
         if self._format.syntax.is_harmony:  # its template refuses marks in contents
             from ggufspec.server.formats.deltas import ContentDelta, ReasoningDelta
 
@@ -143,7 +145,7 @@ class AnswerForm:
             for name, kind in (("content", ContentDelta), ("reasoning_content", ReasoningDelta)):
                 made[name] = "".join(each.text for each in deltas if isinstance(each, kind))
             return made
-        reasoning = self._format.reasoning(begun)
+        reasoning = reasoning_after(self._format.syntax, begun)
         if reasoning is not None and reasoning.is_open:
             made["content"] = begun.lstrip() + text
         return made

@@ -185,7 +185,14 @@ stop_option = option(
     multiple=True,
 )
 
-SHIFT = (
+LIMITS = (
+    option(
+        "--reasoning-budget $LLAMA_ARG_THINK_BUDGET",
+        "Maximum number of tokens of reasoning, after which its end is forced; 0: it ends at once; "
+        "-1: no limit.",
+        type=click.IntRange(min=-1),
+        default=-1,
+    ),
     option(
         "--context-shift/--no-context-shift $LLAMA_ARG_CONTEXT_SHIFT",
         "When the context is full, drop the older half of the text and continue. Not for texts "

@@ -154,7 +154,7 @@ _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)
 # The options that a server accepts as defaults for its requests.
 _DEFAULTS = (*shared.DRAFTING, _TEMPERATURE, *_SAMPLERS, shared.seed_option)
-default_options = gathered("settings", *_DEFAULTS, *shared.SHIFT, make=_to_generate)
+default_options = gathered("settings", *_DEFAULTS, *shared.LIMITS, make=_to_generate)
 audited_options = gathered(
     "options", *only(shared.DRAFTING, "draft_temperature"), *_SAMPLING, make=_to_generate
 )
@@ -162,7 +162,7 @@ audited_options = gathered(
 
 def text_options(*others: Option) -> Callable[[Command], Command]:
     """All options of a text, and `others`, combined into the command's argument `settings`."""
-    ends = (shared.stop_option, shared.ignore_eos_option, *shared.SHIFT)
+    ends = (shared.stop_option, shared.ignore_eos_option, *shared.LIMITS)
     texts = (*shared.DRAFTING, *ends, *_SAMPLING, *others)
     return gathered("settings", *texts, make=_to_generate)
 

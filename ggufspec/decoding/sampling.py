@@ -75,8 +75,10 @@ def _masks(
     parents: Sequence[int] = (),
 ) -> Masks | None:
     constraint = sampling.constraint
-    if constraint is None or not parents:
-        return None if constraint is None else constraint.masks(tokens, draft)
+    if constraint is None or constraint.n_free(tokens) > len(draft):
+        return None
+    if not parents:
+        return constraint.masks(tokens, draft)
     found = np.zeros((len(draft) + 1, 0), np.uint32)
     for leaf in leaves(parents):
         path = path_to(parents, leaf)

@@ -181,6 +181,9 @@ class Constraint(Protocol):
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
         """The usual tokens of the text that must follow; empty if several texts may follow."""
 
+    def n_free(self, tokens: Sequence[int]) -> int:
+        """A number of next tokens after `tokens` that may be any tokens; 0 if none is known."""
+
     def is_over(self, tokens: Sequence[int]) -> bool:
         """Whether nothing but the end of the text may follow `tokens`."""
 

@@ -12,9 +12,11 @@ from ggufspec.common.progress import Progress
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Constraint, Masks
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.reasoning import ReasoningMarks, with_budget
 from ggufspec.errors import OptionError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.structured.constraint import GrammarConstraint
+from ggufspec.structured.reasoning_budget import ANY, ReasoningBudget
 
 
 def sampling_of(
@@ -23,12 +25,14 @@ def sampling_of(
     n_prompt: int,
     progress: Progress | None = None,
     compiled: Constraint | None = None,
+    reasoning: ReasoningMarks | None = None,
 ) -> Sampling:
     """The sampling of options, completed with tokens of `vocab`. Raises OptionError.
 
     It has the state of one text. `n_prompt`: tokens before the text, which a constraint does not
     apply to. `compiled`: the constraint of another text with the same options. The first constraint
-    of a vocabulary reads all its tokens; `progress` is called with (done, of).
+    of a vocabulary reads all its tokens; `progress` is called with (done, of). `reasoning`: what
+    options.reasoning_budget limits; None: nothing.
     """
     sampling = options.sampling.begun(options.seed or 0)
     for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_tokens", options.stop_tokens)):
@@ -43,22 +47,35 @@ def sampling_of(
     if sampling.dry_multiplier > 0:
         breakers = vocab.sequence_breakers(tuple(options.dry_sequence_breakers))
         sampling = replace(sampling, dry_breakers=breakers)
+    constraint = _constraint_of(options, vocab, n_prompt, progress, compiled)
+    if reasoning is not None and options.reasoning_budget >= 0:
+        constraint = with_budget(constraint, options.reasoning_budget, reasoning, n_prompt, vocab)
+    return sampling if constraint is None else replace(sampling, constraint=constraint)
+
+
+def _constraint_of(
+    options: CheckedOptions,
+    vocab: Vocab,
+    n_prompt: int,
+    progress: Progress | None,
+    compiled: Constraint | None,
+) -> Constraint | None:
     if options.min_tokens:
         banned_first = {*vocab.stop_tokens, *options.stop_tokens}
-        least = LeastTokens(n_prompt + options.min_tokens, banned_first, vocab.n_tokens)
-        return replace(sampling, constraint=least)
+        return LeastTokens(n_prompt + options.min_tokens, banned_first, vocab.n_tokens)
     grammar = options.constraint_grammar
     if grammar is None:
-        return sampling
+        return None
+    if isinstance(compiled, ReasoningBudget):
+        compiled = compiled.inner
     if isinstance(compiled, GrammarConstraint):
-        return replace(sampling, constraint=compiled.for_another_text(n_prompt))
+        return compiled.for_another_text(n_prompt)
     if not vocab.stop_tokens:
         raise OptionError(
             "this vocabulary has no token that ends a text, so no text could be complete under a "
             "grammar; use a model that has one"
         )
-    table = vocab.token_table(progress)
-    return replace(sampling, constraint=GrammarConstraint(table, grammar, n_prompt))
+    return GrammarConstraint(vocab.token_table(progress), grammar, n_prompt)
 
 
 class LeastTokens:
@@ -85,6 +102,10 @@ class LeastTokens:
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
         """None: there is always a choice."""
         return ()
+
+    def n_free(self, tokens: Sequence[int]) -> int:
+        """See decoding.types.Constraint."""
+        return ANY if len(tokens) >= self._n_least else 0
 
     def is_over(self, tokens: Sequence[int]) -> bool:
         """Never: the model ends the text."""

@@ -22,6 +22,7 @@ from ggufspec.engine.options import CheckedOptions, FileSampling, GenerateOption
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.prepared import PreparedText, prepared
 from ggufspec.engine.prompt_cache import CachedText
+from ggufspec.engine.reasoning import reasoning_of
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.session_file import SessionFacts
 from ggufspec.engine.stream import AsyncStream, Stream, write_all
@@ -138,11 +139,22 @@ class Engine:
         n_top: int | None = None,
         prompt_logprobs: Sequence[TokenLogprobs] | None = None,
         is_sampled: bool = False,
+        like: PreparedText | None = None,
     ) -> PreparedText:
-        """A text for `scheduler.submit`: see PreparedText. Raises PromptError, OptionError."""
-        tokens = self.tokenize(prompt, n_least=options.n_least)
-        how = {"n_top": n_top, "prompt_logprobs": prompt_logprobs, "is_sampled": is_sampled}
-        return prepared(self.pair, tokens, options, **how)  # type: ignore[arg-type]
+        """A text for `scheduler.submit`: see `prepared`. Raises PromptError, OptionError."""
+        tokens, reasoning = self.tokenize(prompt, n_least=options.n_least), None
+        if options.reasoning_budget >= 0 and self.chat_template is not None:
+            reasoning = reasoning_of(self.chat_template, tokens, self.vocab)
+        return prepared(
+            self.pair,
+            tokens,
+            options,
+            n_top=n_top,
+            prompt_logprobs=prompt_logprobs,
+            is_sampled=is_sampled,
+            like=like,
+            reasoning=reasoning,
+        )
 
     def check(self, options: CheckedOptions) -> None:
         """Raise the OptionError that a text with these options would raise."""
@@ -165,7 +177,7 @@ class Engine:
         all_tokens = [self.tokenize(prompt, n_least=checked.n_least) for prompt in prompts]
         seeds = [None if seed is None else seed + i for i in range(len(all_tokens))]
         texts = (
-            prepared(self.pair, tokens, replace(checked, seed=each))
+            self.prepare(tokens, replace(checked, seed=each))
             for tokens, each in zip(all_tokens, seeds, strict=True)
         )
         return write_all(self.scheduler, texts, n_open=2 * self.n_slots)

@@ -94,8 +94,11 @@ class GenerateOptions(TypedDict, total=False):
     min_tokens: int  # minimum number of tokens before an end token is allowed
     max_seconds: float  # of generation: the text then ends with its line
     min_indent: int  # the text ends before a line, but its first, with less white space before it
+    # Maximum number of tokens of reasoning; then its end mark is forced. -1: no limit. The marks
+    # are those of the engine's chat template; no effect if it has none.
+    reasoning_budget: int
     # When the context is full, drop the older half of the text but keep the first n_keep tokens
-    # (negative: the prompt). Not with a constraint or min_tokens.
+    # (negative: the prompt). Not with a constraint, min_tokens or reasoning_budget.
     context_shift: bool
     n_keep: int
     # None: "auto"; with a fixed n_draft "staged" if the draft has its own draft, else "model".
@@ -128,6 +131,7 @@ class CheckedOptions:
     min_tokens: int = 0
     max_seconds: float = math.inf
     min_indent: int = 0
+    reasoning_budget: int = -1
     context_shift: bool = False
     n_keep: int = 0
     drafter: str | None = None
@@ -181,6 +185,10 @@ def _check(given: CheckedOptions) -> None:
         value = getattr(given, name)
         if value is not None and validate.whole(name, value) < 0:
             raise OptionError(f"{name} is {value}; it must be at least 0")
+    if validate.whole("reasoning_budget", given.reasoning_budget) < -1:
+        raise OptionError(
+            f"reasoning_budget is {given.reasoning_budget}; it must be at least 0, or -1: no limit"
+        )
     for name in ("grammar", "regex", "drafter"):
         if getattr(given, name) is not None:
             validate.text(name, getattr(given, name))

@@ -15,6 +15,7 @@ from ggufspec.engine.infill import reading_order
 from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
+from ggufspec.engine.reasoning import ReasoningMarks
 from ggufspec.errors import OptionError
 
 # A prompt that is k tokens shorter goes first if it arrives less than k times this many seconds
@@ -55,11 +56,13 @@ def prepared(
     prompt_logprobs: Sequence[TokenLogprobs] | None = None,
     is_sampled: bool = False,
     like: PreparedText | None = None,
+    reasoning: ReasoningMarks | None = None,
 ) -> PreparedText:
     """Compile the constraint, and check what depends on the pair. Raises OptionError, ClosedError.
 
     `like`: a text with the same options, also is_sampled, whose constraint need not be compiled
-    again. The first constraint of a vocabulary reads all its tokens, with progress.
+    again. The first constraint of a vocabulary reads all its tokens, with progress. `reasoning`:
+    see `sampling_of`.
     """
     drafters.uses_model(options.drafter_name(has_draft=pair.draft is not None))  # or it is unknown
     is_exact = pair.is_exact and options.sampling.effective_temperature > 0
@@ -75,7 +78,9 @@ def prepared(
     return PreparedText(
         tokens,
         options,
-        sampling_of(replace(options, seed=seed), pair.vocab, len(tokens), heard, compiled),
+        sampling_of(
+            replace(options, seed=seed), pair.vocab, len(tokens), heard, compiled, reasoning
+        ),
         pair.n_draft(options),
         pair.n_leaves(options),
         pair.prediction(options),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.reasoning import begun_in, reasoning_after
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ParsedRequest
@@ -214,16 +215,17 @@ def plan_answer(
         raise OptionError("'tools' can be combined with a JSON schema only; leave out one of them")
     if not tools and not chat_format.has_marks:
         return AnswerPlan()
-    begun, specials = chat_format.begun_in(prompt, vocab), vocab.specials_in(chat_format.text)
+    begun = begun_in(chat_format.syntax, prompt, vocab)
+    specials = vocab.specials_in(chat_format.text)
     options: dict[str, Any] = {"shown_tokens": frozenset(specials.values())}
     schema, choice = constraints.get("json_schema"), body.tool_choice
     strict = {tool.function.name for tool in body.tools or [] if tool.function.strict}
     is_required = choice not in (None, "auto", "none")
     # Small models that are forced to call would repeat the same calls until the token limit.
     is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
-    reasoning, not_enforced = chat_format.reasoning(begun), list[str]()
+    reasoning, not_enforced = reasoning_after(chat_format.syntax, begun), list[str]()
     if constraints and not tools and (schema is None or not (reasoning and reasoning.is_open)):
-        return AnswerPlan()  # the whole text is content
+        return AnswerPlan({"reasoning_budget": -1})  # the whole text is content
     if constraints or (tools and (is_required or strict or body.parallel_tool_calls is False)):
         named = choice.function.name if isinstance(choice, NamedTool) else None
         options["json_schema"] = None
@@ -259,6 +261,8 @@ def _options_of(
         options["top_p"] = max(body.top_p, _LEAST_TOP_P)
     if body.samplers is not None:
         options["samplers"] = body.samplers
+    if body.reasoning_budget_tokens is not None:
+        options["reasoning_budget"] = body.reasoning_budget_tokens
     if body.logit_bias:
         options["logit_bias"] = _biases_of(body.logit_bias, engine)
     if body.stop_token_ids:

@@ -145,6 +145,13 @@ class GenerationBody(_Numbers):
         le=MAX_INDENT,
         description="The text ends before a line with less white space before it.",
     )
+    reasoning_budget_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=2**31,
+        description="Maximum number of tokens of reasoning, after which its end is forced; 0: it "
+        "ends at once; -1: no limit.",
+    )
     n_keep: int | None = Field(
         None, ge=-1, le=INT_MAX, description="Number of first tokens that --context-shift keeps."
     )

@@ -20,7 +20,7 @@ from starlette.types import Receive
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.handle import Handle
 from ggufspec.engine.logprobs import PromptScores
-from ggufspec.engine.prepared import PreparedText, prepared
+from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.slots import Slot
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, engine_failed, log_error, server_stopping
@@ -234,8 +234,9 @@ class Texts:
         if parsed.echo is not None and n_top is not None:
             known = self._scores.known(tokens, n_top)
         if index or parsed.first is None:
-            how = {"n_top": n_top, "prompt_logprobs": known, "like": parsed.first}
-            return prepared(self._engine.pair, tokens, options, **how)  # type: ignore[arg-type]
+            return self._engine.prepare(
+                tokens, options, n_top=n_top, prompt_logprobs=known, like=parsed.first
+            )
         seed = parsed.first.seed if options.seed is None else options.seed
         first = replace(parsed.first, sampling=parsed.first.sampling.begun(seed))
         return replace(first, options=options, seed=seed, n_top=n_top, prompt_logprobs=known)

@@ -209,6 +209,9 @@ class GrammarConstraint:
         tokenized = [self._table.tokenize(before, data + self._table.pieces[i]) for i in few]
         return 2 * sum(list(each[: len(forced)]) == forced for each in tokenized) < len(few)
 
+    def n_free(self, tokens: Sequence[int]) -> int:
+        return 0
+
     def is_over(self, tokens: Sequence[int]) -> bool:
         return self._stand_after(tokens) and self._matcher.is_stopped()
 

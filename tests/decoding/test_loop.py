@@ -162,6 +162,9 @@ class OneThenTwo:
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
         return (1, 2)[len(tokens) - 2 :]
 
+    def n_free(self, tokens: Sequence[int]) -> int:
+        return 0
+
     def is_over(self, tokens: Sequence[int]) -> bool:
         return list(tokens[2:]) == [1, 2]
 

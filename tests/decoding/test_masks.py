@@ -48,6 +48,9 @@ class Fixed:
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
         return ()
 
+    def n_free(self, tokens: Sequence[int]) -> int:
+        return 0
+
     def is_over(self, tokens: Sequence[int]) -> bool:
         return False
 

@@ -1,6 +1,6 @@
-"""Under a grammar, every text has the target's probability: by enumeration of all that can happen.
+"""Under a grammar or a reasoning budget, every text has the target's probability: by enumeration.
 
-The loop, the drafters and the constraint are the real ones. Each time that they use a uniform, all
+The loop, the drafters and the constraints are the real ones. Each time that they use a uniform, all
 tokens that it could draw are tried, and each time that a draft is judged, all verdicts.
 """
 
@@ -20,12 +20,13 @@ from enumerated import Choices, Distribution, distance, judged
 from fakes import FakeSession, known_costs, speculated
 
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict, Verify
+from ggufspec.decoding.types import Constraint, Draft, Probs, Uniforms, Verdict, Verify
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.structured import grammar
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
+from ggufspec.structured.reasoning_budget import ReasoningBudget, TokenMarks
 
 Logits = Callable[[tuple[int, ...]], np.ndarray]
 
@@ -53,7 +54,7 @@ class Case:
             text = text[len(piece) :]
         return tokens
 
-    def constraint(self) -> GrammarConstraint:
+    def constraint(self) -> Constraint:
         table = TokenTable(PIECES, special=[END], stop_tokens=[END], tokenize=self.tokenize)
         return GrammarConstraint(table, grammar.of_regex(self.regex), len(self.prompt))
 
@@ -81,6 +82,48 @@ CASES = {
     "between, repeated": Case("(a|c)ab(b|c)ab", 5, prompt=(0, 2, 1, 2, 0, 2, 1, 2)),
     "open": Case("c(ab|bc)*", 4),
     "open, repeated": Case("c(ab|bc)*", 4, prompt=(3, 2, 1, 3, 2, 1)),
+}
+
+
+@dataclass(frozen=True)
+class Reasoning(Case):
+    """Reasoning of at most `n_most` tokens, between "c" and "ab", whose end mark is two tokens."""
+
+    n_most: int = 0
+    is_open: bool = False  # by the prompt
+
+    def constraint(self) -> Constraint:
+        marks = TokenMarks(b"c", b"ab", (0, 1), PIECES.__getitem__)
+        return ReasoningBudget(
+            marks, self.n_most, len(self.prompt), len(PIECES), is_open=self.is_open
+        )
+
+    @cache  # noqa: B019
+    def allowed(self, text: tuple[int, ...]) -> list[int]:
+        n, is_open, may_open, thought = 0, self.is_open, not self.is_open, b""
+        for token in text:
+            if is_open:
+                n, thought = n + 1, thought + PIECES[token]
+                is_open, may_open = b"ab" not in thought, b"ab" in thought
+            else:
+                is_open, may_open, thought = may_open and token == 3, False, b""
+        if not is_open or n < self.n_most:
+            return [0, 1, 2, 3, END]
+        return [1] if thought and text[-1] == 0 else [0]
+
+
+# The end is reached by the budget or before; by one token or by two; twice, or in a begun mark.
+BUDGETS = {
+    f"{n_most}, {'opened' if is_open else 'by the model'}": Reasoning(
+        "", 4, prompt, n_most=n_most, is_open=is_open
+    )
+    for n_most, is_open, prompt in (
+        (0, True, (3, 0)),
+        (1, True, (0, 3, 0)),
+        (2, True, (3, 2, 1, 3, 2, 1)),
+        (0, False, (3, 0, 0, 1)),
+        (1, False, (3, 0, 3, 2, 1)),
+    )
 }
 
 
@@ -275,6 +318,19 @@ def test_every_text_has_the_targets_probability(drafter: str, rule: str) -> None
         assert seen["others"] > 30
     if drafter in ("model", "auto"):
         assert seen["forced behind others"] > 30
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("drafter", drafters.names())
+def test_so_it_does_where_the_end_of_reasoning_is_forced(drafter: str, name: str) -> None:
+    case = BUDGETS[name]
+    top_k = 2 + case.is_open  # else there are too many ways
+    found, seen = speculative_distribution(case, drafter, "traversal", top_k=top_k)
+    expected = target_distribution(case, top_k)
+    assert distance(found, expected) < 1e-6
+    assert any(text[0] == 3 for text in expected) or case.is_open
+    if drafter != "none":
+        assert seen["forced first"] + seen["forced behind others"] > 0, seen
 
 
 def test_so_it_does_if_a_policy_ends_staged_drafts() -> None:

@@ -173,6 +173,9 @@ class Forcing:
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
         return 1
 
+    def n_free(self, tokens: Sequence[int]) -> int:
+        return 0
+
     def is_over(self, tokens: Sequence[int]) -> bool:
         return False
 

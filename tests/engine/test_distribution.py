@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import tiny
+from server.dialects import HELLO, OPENED
 
 import ggufspec
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import to_probs
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CheckedOptions
 
 PROMPT = [1, 40]
 N_TOKENS, N_TEXTS = 3, 500  # the first tokens of a text, which are counted
@@ -43,14 +46,28 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield made
 
 
-def distribution(engine: Engine) -> dict[tuple[int, ...], float]:
+@pytest.fixture(scope="module")
+def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Its template opens the reasoning, whose end is one token."""
+    folder = tmp_path_factory.mktemp("models")
+    vocab = tiny.BPE.with_token("</think>", gguf.TokenType.USER_DEFINED)
+    how: Any = {"chat_template": OPENED, "vocab": vocab}
+    target = tiny.write_llama(folder / "target.gguf", **how)
+    draft = tiny.write_llama(folder / "draft.gguf", perturb=0.2, **how)
+    with ggufspec.load(target, draft, n_ctx=256, n_threads=1, tuned=False) as made:
+        yield made
+
+
+def distribution(
+    engine: Engine, prompt: Sequence[int], n_tokens: int, options: Any
+) -> dict[tuple[int, ...], float]:
     """The probability of every text."""
     found = {(): 1.0}
-    sampling = scoring.sampling(engine, PROMPT, **SAMPLED)
-    for _ in range(N_TOKENS):
+    sampling = engine.prepare(prompt, CheckedOptions.of(options)).sampling
+    for _ in range(n_tokens):
         longer = {}
         for text, p in found.items():
-            tokens = [*PROMPT, *text]
+            tokens = [*prompt, *text]
             (row,) = scoring.logits(engine, tokens, [0], whose="target")
             probs = np.asarray(to_probs(row, sampling, tokens))[0]
             longer.update({(*text, int(x)): p * float(probs[x]) for x in np.flatnonzero(probs)})
@@ -58,14 +75,18 @@ def distribution(engine: Engine) -> dict[tuple[int, ...], float]:
     return found
 
 
-def chi_square(engine: Engine, **options: Any) -> tuple[float, float]:
+def chi_square(
+    engine: Engine, prompt: Sequence[int] = PROMPT, n_tokens: int = N_TOKENS, **options: Any
+) -> tuple[float, float]:
     """The statistic, and what it exceeds once in 10,000 times (Wilson and Hilferty, 1931)."""
-    how = {**SAMPLED, "max_tokens": N_TOKENS + 2, "drafter": "model", **options}
-    texts = [engine.generate(PROMPT, seed=seed, **how) for seed in range(N_TEXTS)]
-    counts = Counter(text.tokens[:N_TOKENS] for text in texts)
+    how = {**SAMPLED, "max_tokens": n_tokens + 2, "drafter": "model", **options}
+    texts = [engine.generate(prompt, seed=seed, **how) for seed in range(N_TEXTS)]
+    counts = Counter(text.tokens[:n_tokens] for text in texts)
     has_branches = any(text.stats.n_drafted > sum(text.stats.drafted_by_position) for text in texts)
     assert has_branches == ("tree" in options)
-    expected = {text: p * N_TEXTS for text, p in distribution(engine).items()}
+    expected = {
+        text: p * N_TEXTS for text, p in distribution(engine, prompt, n_tokens, how).items()
+    }
     assert set(counts) <= set(expected), "nothing impossible was written"
     cells = [(counts[text], n) for text, n in expected.items() if n >= 5]
     n_free = len(cells) - 1
@@ -79,6 +100,13 @@ def chi_square(engine: Engine, **options: Any) -> tuple[float, float]:
 def test_texts_have_the_targets_distribution(engine: Engine, options: Any) -> None:
     """All rules and drafters: tests/drafting/test_exact_distribution.py, test_exact_blocks.py."""
     statistic, limit = chi_square(engine, **options)
+    assert statistic < limit
+
+
+def test_so_they_have_where_the_end_of_reasoning_is_forced(reasoner: Engine) -> None:
+    """The second token is the end; trees are drafted behind it."""
+    options = {"n_draft": 4, "tree": "on", "reasoning_budget": 1}
+    statistic, limit = chi_square(reasoner, reasoner.render(HELLO), 5, **options)
     assert statistic < limit
 
 

@@ -23,6 +23,8 @@ TEMPLATE = (
         "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}",
     )
 )
+# It begins an answer with reasoning.
+OPENED = TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 SCHEMA: dict[str, Any] = {  # in the order, and with the keys, that Ollama's client sends
     "type": "object",

@@ -54,14 +54,15 @@ class ModelDrafter:
         self._drawn: list[int] = []  # positions in the draft whose distributions were computed
         self._growth: Growth | None = None  # the tree of the last draft
         policy, tree = self._policy, materials.tree
-        can_branch = materials.n_leaves > 1 and sampling.constraint is None
         wants = tree == "on" or (tree == "auto" and not policy.is_fixed)
-        self._branches = can_branch and wants
+        self._branches = materials.n_leaves > 1 and wants
+        self._is_free = True  # whether this round's tokens may be any
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         has_read_more, self._drafted, self._growth = self._drafted is not None, None, None
         self._forced.start_round()
-        policy = self._policy
+        policy, constraint = self._policy, self._sampling.constraint
+        self._is_free = constraint is None or constraint.n_free(tokens) > n_max
         is_new, self._n_before = len(tokens) <= self._n_before, len(tokens)
         if self._n_read is None or is_new:
             # The tokens of the prompt, or of the text that remains in the context, that were read.
@@ -87,9 +88,7 @@ class ModelDrafter:
             self._rows.keep(0)
         self._drawn = []
         while len(context) < n_end:
-            if sampling.constraint is not None and (
-                not self._append_forced(n_end) or len(context) >= n_end
-            ):
+            if not self._is_free and (not self._append_forced(n_end) or len(context) >= n_end):
                 break
             if self._growth is not None and self._growth.is_better_beside():
                 break
@@ -177,7 +176,7 @@ class ModelDrafter:
 
     def _growth_for(self, rows: Rows, uniforms: Uniforms) -> Growth | None:
         """The tree of this round; None if branches are not allowed."""
-        if self._branches and self._growth is None:
+        if self._branches and self._is_free and self._growth is None:
             self._growth = Growth(self._materials, rows, uniforms)
         return self._growth
 

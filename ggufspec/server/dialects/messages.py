@@ -145,7 +145,9 @@ class Thinking(Body):
 
     kinds = ("thinking",)
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(None, ge=0, description="Has no effect.")
+    budget_tokens: int | None = Field(
+        None, ge=0, le=2**31, description="As `reasoning_budget_tokens`, of type 'enabled'."
+    )
 
 
 class OutputFormat(Body):
@@ -182,7 +184,7 @@ class MessagesRequest(GenerationBody):
         if self.output_format not in (None, form):
             message = "output_format is given twice, also as output_config.format; give one of them"
             raise ApiError(400, message, param="output_format")
-        effort = config and config.effort
+        effort, thinking = config and config.effort, self.thinking
         kind, one_call = None, None
         if choice is not None:
             named = {"type": "function", "function": {"name": choice.name}}
@@ -197,8 +199,10 @@ class MessagesRequest(GenerationBody):
             stop=self.stop_sequences,
             json_schema=form and form.schema_,
             reasoning_effort=_EFFORTS.get(str(effort), effort),
-            chat_template_kwargs=self.thinking
-            and thinking_variables(self.thinking.type != "disabled"),
+            chat_template_kwargs=thinking and thinking_variables(thinking.type != "disabled"),
+            reasoning_budget_tokens=thinking.budget_tokens
+            if thinking and thinking.type == "enabled"
+            else None,
         )
 
 

@@ -7,6 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ggufspec.decoding.tree import n_equal
+from ggufspec.engine.answer_syntax import (
+    ID,
+    INDEX,
+    KEY,
+    NAME,
+    CallSyntax,
+    ParameterSyntax,
+    parts,
+    words,
+)
 from ggufspec.server.formats.deltas import (
     MAX_NAME,
     MAX_UNCERTAIN,
@@ -16,16 +26,6 @@ from ggufspec.server.formats.deltas import (
     Parsing,
     Reader,
     Write,
-)
-from ggufspec.server.formats.syntax import (
-    ID,
-    INDEX,
-    KEY,
-    NAME,
-    CallSyntax,
-    ParameterSyntax,
-    parts,
-    words,
 )
 from ggufspec.server.formats.values import (
     decoded,

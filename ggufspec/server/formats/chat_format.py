@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
+from ggufspec.engine.answer_syntax import ID, CallSyntax, Syntax, parts, syntax_of, words
 from ggufspec.engine.chat_template import ChatTemplate
-from ggufspec.engine.template_probe import LimitError
-from ggufspec.errors import PromptError
-from ggufspec.llama.vocab import Vocab
 from ggufspec.server.formats.calls import CallParser, Schemas
 from ggufspec.server.formats.deltas import (
     SPACES,
@@ -22,11 +20,7 @@ from ggufspec.server.formats.deltas import (
     Parsing,
     Reader,
 )
-from ggufspec.server.formats.grammar import ReasoningMarks
-from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, derive, parts, words
 
-_HARMONY_HEADER = "<|start|>assistant"
-_N_TAIL = 512  # last tokens of a prompt, which may contain the beginning of an answer
 _FENCE, _LANGUAGE = "```", re.compile(r"[\w-]*")
 _BARE = ("{", "[", _FENCE)  # possible beginnings of a call without the marks of its format
 _MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
@@ -59,27 +53,6 @@ class ChatFormat:
         marks += [call.closer, call.joint or "", call.quote, *(call.parameter or ())]
         return " ".join(marks + list(_HARMONY_MARKS if syntax.is_harmony else ()))
 
-    def begun(self, prompt: str) -> str:
-        """The beginning of the answer that is already in the prompt."""
-        header = self.syntax.header
-        return prompt.rpartition(header)[2] if header and header in prompt else ""
-
-    def begun_in(self, prompt: Sequence[int], vocab: Vocab) -> str:
-        tail = b"".join(map(vocab.shown, prompt[-_N_TAIL:]))
-        return self.begun(tail.decode("utf-8", "replace"))
-
-    def reasoning(self, begun: str) -> ReasoningMarks | None:
-        """The reasoning that may follow `begun`; None: none may follow."""
-        if self.syntax.reasoning is None:
-            return None
-        begin, end = self.syntax.reasoning
-        opened, closed = begun.rfind(begin) if begin else -1, begun.rfind(end)
-        if closed > opened or (opened < 0 and begun.strip()):
-            return None
-        if self.syntax.is_harmony:
-            end += _HARMONY_HEADER
-        return ReasoningMarks(begin, end, opened >= 0) if begin else None
-
     def parser(
         self,
         begun: str,
@@ -109,13 +82,8 @@ class ChatFormat:
 
 @lru_cache(maxsize=4)
 def format_of(template: ChatTemplate) -> ChatFormat:
-    """Derives the format from conversations that the template renders; no marks if it cannot."""
-    try:
-        return ChatFormat(derive(template))
-    except LimitError:
-        raise
-    except PromptError:
-        return ChatFormat(Syntax("", None, (), None))
+    """The format of a template's answers; made once."""
+    return ChatFormat(syntax_of(template))
 
 
 class _AnswerParser:

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from ggufspec.engine.answer_syntax import ID, INDEX, KEY, NAME, CallSyntax, Syntax, parts, words
+from ggufspec.engine.reasoning import ReasoningMarks
 from ggufspec.errors import OptionError
-from ggufspec.server.formats.syntax import ID, INDEX, KEY, NAME, CallSyntax, Syntax, parts, words
 from ggufspec.server.formats.values import escaped, json_text, types_of
 from ggufspec.structured.grammar import of_json_schema, of_schema_of_tool
 from ggufspec.structured.keys import JsonStart
@@ -20,14 +21,6 @@ _PLACES = {ID: "CALL_ID", INDEX: "NUMBER"}
 _TERMINALS = (
     "CALL_ID: /[a-zA-Z0-9]{9}/\nNUMBER: /[0-9]{1,3}/\nTEXT: /(?s:.+)/\nSPACE: /[ \\n]{1,2}/\n"
 )
-
-
-class ReasoningMarks(NamedTuple):
-    """The reasoning before an answer, and whether the prompt has opened it."""
-
-    begin: str
-    end: str
-    is_open: bool
 
 
 class GrammarMaker:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ggufspec.server.formats.syntax import ParameterSyntax
+from ggufspec.engine.answer_syntax import ParameterSyntax
 
 
 def json_text(value: object) -> str:

@@ -10,6 +10,7 @@ import pytest
 from chat_formats import HARMONY, TEMPLATES, USER, tool
 
 from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.reasoning import reasoning_after
 from ggufspec.errors import OptionError
 from ggufspec.server.formats.chat_format import ChatFormat
 from ggufspec.server.formats.grammar import GrammarMaker
@@ -73,7 +74,7 @@ def grammar_of(
     **how: Any,
 ) -> str:
     maker = GrammarMaker(found.syntax, specials, ends)
-    return maker.grammar(tools, found.reasoning(begun), **how)
+    return maker.grammar(tools, reasoning_after(found.syntax, begun), **how)
 
 
 def specials_of(found: ChatFormat) -> list[str]:
@@ -129,7 +130,7 @@ def test_content_may_have_to_be_json(chat_format: FormatOf) -> None:
 
 def test_an_opened_reasoning_is_closed_first(chat_format: FormatOf) -> None:
     found = chat_format(TEMPLATES["hermes"])
-    reasoning = found.reasoning("<think>\n")
+    reasoning = reasoning_after(found.syntax, "<think>\n")
     assert reasoning is not None
     assert reasoning.is_open
     made = grammar_of(
@@ -137,7 +138,7 @@ def test_an_opened_reasoning_is_closed_first(chat_format: FormatOf) -> None:
     )
     assert allows(made, "So.</think>\n\n1")
     assert not allows(made, "1")
-    assert found.reasoning("<think>a</think>") is None
+    assert reasoning_after(found.syntax, "<think>a</think>") is None
 
 
 def test_harmony_calls_after_its_analysis(chat_format: FormatOf) -> None:

@@ -12,6 +12,7 @@ import pytest
 from chat_formats import USER, parsed, tool
 
 from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.reasoning import begun_answer
 from ggufspec.server.formats.chat_format import ChatFormat
 
 FOLDER = Path(os.environ.get("GGUFSPEC_CHAT_TEMPLATES", "/nonexistent"))
@@ -77,7 +78,7 @@ def test_calls_and_reasoning_come_back(
             if reasoning:
                 answer["reasoning_content"] = reasoning
             text = used.render([USER, answer], tools=TOOLS, add_generation_prompt=False)
-            begun = found.begun(used.render([USER], tools=TOOLS))
+            begun = begun_answer(found.syntax, used.render([USER], tools=TOOLS))
             text = text.rpartition(USER["content"])[2].partition(found.syntax.header)[2]
             begin = found.syntax.reasoning[0] if found.syntax.reasoning else ""
             if begin in text or not reasoning or reasoning not in text:

@@ -12,6 +12,7 @@ import pytest
 from chat_formats import HARMONY, TEMPLATES, USER, parsed, tool
 
 from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.reasoning import begun_answer
 from ggufspec.server.formats.chat_format import ChatFormat
 from ggufspec.server.formats.deltas import CallDelta
 
@@ -193,8 +194,8 @@ def test_reasoning_is_separate(
 def test_a_prompt_says_what_it_has_of_the_answer(chat_format: FormatOf) -> None:
     found = chat_format(TEMPLATES["hermes"])
     prompt = "<|turn|>assistant\n<think>a</think>b<|end|>\n<|turn|>assistant\n<think>\n"
-    assert found.begun(prompt).strip() == "<think>"
-    assert found.begun("<|turn|>user\n<think>") == ""
+    assert begun_answer(found.syntax, prompt).strip() == "<think>"
+    assert begun_answer(found.syntax, "<|turn|>user\n<think>") == ""
 
 
 def test_harmony_has_channels(chat_format: FormatOf) -> None:

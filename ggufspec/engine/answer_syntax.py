@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from ggufspec.decoding.tree import n_equal
@@ -74,8 +75,18 @@ def parts(text: str) -> list[str]:
     return [part for part in _PLACES.split(text) if part]
 
 
-def derive(template: ChatTemplate) -> Syntax:
-    """Derives the syntax of a template from conversations that it renders."""
+@lru_cache(maxsize=4)
+def syntax_of(template: ChatTemplate) -> Syntax:
+    """The syntax of a template, derived once; no marks if its conversations cannot be rendered."""
+    try:
+        return _derived(template)
+    except LimitError:
+        raise
+    except PromptError:
+        return Syntax("", None, (), None)
+
+
+def _derived(template: ChatTemplate) -> Syntax:
     sample, source = _Sample(template), template.source_for_tools
     prompt = sample.prompt()
     before, _, after = sample.answer(_CONTENT).rpartition(_CONTENT)
