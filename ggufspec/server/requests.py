@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.reasoning import begun_in, reasoning_after
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.errors import ApiError
@@ -58,7 +59,9 @@ _OBJECT: dict[str, Any] = {"type": "object"}  # the schema of any object
 class AnswerPlan(NamedTuple):
     options: Mapping[str, Any] = {}  # they replace options of the request
     parser: Callable[[], ChatParser] | None = None  # None: the whole text is content
-    not_enforced: Sequence[str] = ()  # keywords of the tools' schemas
+    not_enforced: Sequence[str] = ()  # parts of the tools' schemas
+    # Without the tools' schemas; None: they have to be enforced, or are not.
+    loosened: Callable[[], AnswerPlan] | None = None
 
 
 def parse_request(
@@ -94,9 +97,20 @@ def parse_request(
         prompts = [body.prompt]
     if body.lora:
         check_scales(body.lora, engine)
-    options = _options_of(body, engine, server, {**constraint, **plan.options})
     is_sampled = isinstance(body, CompletionRequest) and body.post_sampling_probs
-    first = engine.prepare(prompts[0], options, n_top=n_top, is_sampled=is_sampled)
+
+    def first_of(plan: AnswerPlan) -> PreparedText:
+        options = _options_of(body, engine, server, {**constraint, **plan.options})
+        return engine.prepare(prompts[0], options, n_top=n_top, is_sampled=is_sampled)
+
+    try:
+        first = first_of(plan)
+    except OptionError as error:
+        if plan.loosened is None:
+            raise
+        plan = plan.loosened()._replace(not_enforced=[f"all tools: {error}"])
+        first = first_of(plan)
+    options = first.options
     others = [engine.tokenize(prompt, n_least=options.n_least) for prompt in prompts[1:]]
     tokens = [first.tokens, *others]
     seed = options.seed if body.seed in (None, -1) else body.seed
@@ -207,8 +221,13 @@ def plan_answer(
     prompt: Sequence[int],
     constraints: Mapping[str, Any],
     engine: Engine,
+    *,
+    is_loose: bool = False,
 ) -> AnswerPlan:
-    """Raises OptionError. `constraints`: what the text must match, by option of the engine."""
+    """Raises OptionError. `constraints`: what the text must match, by option of the engine.
+
+    `is_loose`: the schemas of the tools are not enforced.
+    """
     assert engine.chat_template is not None
     chat_format, vocab = format_of(engine.chat_template), engine.vocab
     if tools and not constraints.keys() <= {"json_schema"}:
@@ -224,6 +243,7 @@ def plan_answer(
     # Small models that are forced to call would repeat the same calls until the token limit.
     is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
     reasoning, not_enforced = reasoning_after(chat_format.syntax, begun), list[str]()
+    loosened = None
     if constraints and not tools and (schema is None or not (reasoning and reasoning.is_open)):
         return AnswerPlan({"reasoning_budget": -1})  # the whole text is content
     if constraints or (tools and (is_required or strict or body.parallel_tool_calls is False)):
@@ -236,14 +256,17 @@ def plan_answer(
             is_required=is_required,
             is_parallel=named is None and is_parallel,
             strict=strict,
+            is_loose=is_loose,
             answer=None if schema is None else of_json_schema(schema),
         )
         not_enforced = maker.not_enforced
+        if tools and not is_required and not is_loose:
+            loosened = partial(plan_answer, body, tools, prompt, constraints, engine, is_loose=True)
     known_ids = [call.id for message in body.messages for call in message.tool_calls or ()]
     parser = partial(
         chat_format.parser, begun, tools or None, is_parallel=is_parallel, known_ids=known_ids
     )
-    return AnswerPlan(options, parser, not_enforced)
+    return AnswerPlan(options, parser, not_enforced, loosened)
 
 
 def _options_of(

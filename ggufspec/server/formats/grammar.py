@@ -16,6 +16,8 @@ from ggufspec.structured.grammar import of_json_schema, of_schema_of_tool
 from ggufspec.structured.keys import JsonStart
 from ggufspec.structured.limits import JSON_START
 
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_AT = "the JSON schema at "  # before the path of what cannot be used
 _MAX_DEPTH = 16  # of schemas whose values are not written as JSON
 _PLACES = {ID: "CALL_ID", INDEX: "NUMBER"}
 _TERMINALS = (
@@ -33,7 +35,7 @@ class GrammarMaker:
         names = sorted(specials, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
         self._names: dict[str, str] = {}  # names of rules and terminals, by their bodies
-        self.not_enforced: list[str] = []  # keywords of schemas, with their tools and places
+        self.not_enforced: list[str] = []  # parts of schemas, with their tools and places
 
     def grammar(
         self,
@@ -43,12 +45,15 @@ class GrammarMaker:
         is_required: bool = False,
         is_parallel: bool = False,
         strict: Collection[str] = (),
+        is_loose: bool = False,
         answer: str | None = None,
     ) -> str:
         """The grammar of an answer that calls `tools` or, unless `is_required`, is content.
 
         `strict`: names of tools whose calls have to match their whole schema: raises OptionError
-        if that cannot be guaranteed. `not_enforced` gets what is left out for other tools.
+        if that cannot be guaranteed. `not_enforced` gets what is left out for other tools and,
+        unless `is_required`, for all tools: then a schema that cannot be used allows any values.
+        `is_loose`: all schemas do.
         `answer`: the grammar for content, from structured.grammar; it is required without tools.
         """
         call = self._syntax.call
@@ -59,7 +64,10 @@ class GrammarMaker:
             return self._whole(content, reasoning, is_json=True)
         if NAME in call.opener:
             call = replace(call, opener="", head=call.opener.lstrip() + call.head, joint=None)
-        opener, calls = call.opener.lstrip(), self._calls(call, tools, is_parallel, strict)
+        if is_loose:
+            tools = [_loosened(call, tool) for tool in tools]
+        enforced = strict if is_required else None
+        opener, calls = call.opener.lstrip(), self._calls(call, tools, is_parallel, enforced)
         if is_required:
             body = f"{self._literal(opener)} {calls}"
         elif content:
@@ -91,23 +99,29 @@ class GrammarMaker:
         call: CallSyntax,
         tools: Sequence[Mapping[str, Any]],
         is_parallel: bool,
-        strict: Collection[str],
+        strict: Collection[str] | None,
     ) -> str:
+        """Calls of tools; `strict`: see `grammar`, None: any schema is accepted."""
         alternatives, arguments = [], dict[str, str]()
         head, middle, tail = call.head, call.middle, call.tail
         is_shared = NAME not in head + middle + tail  # once for all tools: there may be hundreds
         between = self._rule("middle", self._literal(middle)) if is_shared else ""
         for i, tool in enumerate(tools):
             name = tool["function"]["name"]
-            schema = tool["function"].get("parameters") or {"type": "object"}
-            if name not in strict:
-                schema = self._enforceable(name, schema)
+            schema = tool["function"].get("parameters") or _ANY_OBJECT
             shown = escaped(name) if call.kind == "json" else name
-            if (key := json_text(schema)) not in arguments:
-                try:
+            try:
+                if strict is None or name not in strict:
+                    schema = self._enforceable(name, schema)
+                if (key := json_text(schema)) not in arguments:
                     arguments[key] = self._arguments(call, f"args_{i}", schema)
-                except OptionError as error:
+            except OptionError as error:
+                if strict is not None:
                     raise OptionError(f"the schema of the tool {name!r}: {error}") from error
+                self.not_enforced.append(f"{name} {str(error).removeprefix(_AT)}")
+                schema = _loosened(call, tool)["function"]["parameters"]
+                if (key := json_text(schema)) not in arguments:
+                    arguments[key] = self._arguments(call, f"args_{i}", schema)
             if is_shared:
                 alternatives.append(f"{self._literal(shown)} {between} {arguments[key]}")
             else:
@@ -268,6 +282,18 @@ class GrammarMaker:
             self._rule("gemma_value", f"{text} | SCALAR | {items} | gemma_object")
             return "gemma_object" if types == {"object"} else "gemma_value"
         return self._json_rule(rule, found)
+
+
+def _loosened(call: CallSyntax, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool whose parameters may have any values and, where calls have JSON, any names."""
+    function = tool["function"]
+    properties = (function.get("parameters") or {}).get("properties")
+    names = properties if isinstance(properties, Mapping) else ()
+    is_json = call.kind in ("json", "named")
+    parameters = (
+        _ANY_OBJECT if is_json else {**_ANY_OBJECT, "properties": {name: {} for name in names}}
+    )
+    return {**tool, "function": {**function, "parameters": parameters}}
 
 
 def _repeated(alternatives: str) -> str:
