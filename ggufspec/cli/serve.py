@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,10 @@ from ggufspec.engine.load_options import FIT, OPTIONS
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from ggufspec.engine.engine import Engine
+    from ggufspec.server.embeddings import EmbeddingService
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -114,6 +118,16 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     type=AT_LEAST_1,
 )
 @option(
+    "--embeddings | --embedding $LLAMA_ARG_EMBEDDINGS",
+    "Serve embeddings of the target (/v1/embeddings), and no texts.",
+    is_flag=True,
+)
+@option(
+    "--pooling $LLAMA_ARG_POOLING",
+    "How --embeddings combines those of a text's tokens.  [default: as the file says, or none]",
+    type=click.Choice(("none", "mean", "cls", "last")),
+)
+@option(
     "--grace",
     "Seconds for running requests to finish after SIGTERM or Ctrl-C.",
     type=NOT_NEGATIVE,
@@ -133,6 +147,8 @@ def command(
     api_key_file: Path | None,
     alias: str | None,
     n_tokens_max: int | None,
+    embeddings: bool,
+    pooling: str | None,
     grace: float,
     verbose: bool,
 ) -> int:
@@ -152,52 +168,91 @@ def command(
     api_keys = _api_keys(api_key, api_key_file)
     if (folder := served["slot_folder"]) is not None and not folder.is_dir():
         raise OptionError(f"--slot-save-path {folder} is no folder; make it first")
+    if embeddings and (pair.target is None or pair.draft is not None):
+        raise click.UsageError("--embeddings needs --target, and no --draft")
+    if pooling is not None and not embeddings:
+        raise click.UsageError("--pooling needs --embeddings")
     text_settings.check(pair, settings)
     _show_own_log(verbose)
     from ggufspec.engine.calibration import calibrate_all
-    from ggufspec.server.app import make_app
+    from ggufspec.server.app import make_app, make_embedding_app
     from ggufspec.server.service import ServerOptions, make_service
-    from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, bind, watchdog
+    from ggufspec.server.uvicorn_server import (
+        AFTER_GRACE_SECONDS,
+        GracefulServer,
+        Stoppable,
+        bind,
+        watchdog,
+    )
 
-    load_settings |= room_for_drafts(settings["n_draft"])
-    is_fitted = load_settings["n_ctx"] is None
-    if is_fitted:
-        load_settings["n_ctx"] = FIT
     last_resort = watchdog(grace + 2 * AFTER_GRACE_SECONDS)
-    with bind(host, port) as listening:
+    with bind(host, port) as listening, ExitStack() as opened:
         target, draft = pair.find()
-        with load_with_bars(target, draft, load_settings) as engine:
+        served |= {
+            "alias": alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
+            "api_keys": api_keys,
+            "hosts": _HOSTS if host in _LOOPBACK and not api_keys else None,
+            "max_tokens": n_tokens_max,
+        }
+        app: ASGIApp
+        running: Stoppable
+        if embeddings:
+            embedding = _embedding_service(target, load_settings, pooling, served)
+            opened.callback(embedding.close)
+            app, running = make_embedding_app(embedding), embedding
+            embedder = embedding.embedder
+            note = f"context: {embedder.n_ctx:,} tokens; pooling: {embedder.pooling}"
+        else:
+            load_settings |= room_for_drafts(settings["n_draft"])
+            is_fitted = load_settings["n_ctx"] is None
+            if is_fitted:
+                load_settings["n_ctx"] = FIT
+            engine = opened.enter_context(load_with_bars(target, draft, load_settings))
             settings = text_settings.with_file_sampling(
                 settings, engine.file_sampling, verbose=True
             )
             engine.check(text_settings.checked(settings))
             with late_bars() as bars:  # otherwise the first text with a seed would delay the others
                 engine.run(partial(calibrate_all, engine.pair, bars.prompt))
-            served |= {
-                "alias": alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
-                "api_keys": api_keys,
-                "hosts": _HOSTS if host in _LOOPBACK and not api_keys else None,
-                "max_tokens": n_tokens_max,
-            }
             options = ServerOptions(defaults=settings, **served)  # type: ignore[arg-type]
             service = make_service(engine, options)
-            server = GracefulServer(
-                make_app(service),
-                service.texts,
-                grace=grace,
-                on_listening=click.echo,
-                on_signal=last_resort.start,
-                log_requests=verbose,
+            app, running = make_app(service), service.texts
+            note = _context_note(engine, is_fitted)
+        server = GracefulServer(
+            app,
+            running,
+            grace=grace,
+            on_listening=click.echo,
+            on_signal=last_resort.start,
+            log_requests=verbose,
+        )
+        if host not in _LOOPBACK and not api_keys:
+            render.note(
+                f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
             )
-            if host not in _LOOPBACK and not api_keys:
-                render.note(
-                    f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
-                )
-            render.note(_context_note(engine, is_fitted))
-            render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
-            server.run(sockets=[listening])
+        render.note(note)
+        render.note(f"serving {served['alias']}; press Ctrl-C to stop")
+        server.run(sockets=[listening])
     last_resort.cancel()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
+
+
+def _embedding_service(
+    target: Path, load_settings: dict[str, Any], pooling: str | None, served: dict[str, Any]
+) -> EmbeddingService:
+    from ggufspec.llama.embedder import Embedder
+    from ggufspec.server.embeddings import EmbeddingService
+    from ggufspec.server.service import ServerOptions
+
+    n_gpu_layers = load_settings["n_gpu_layers"]
+    embedder = Embedder(
+        target,
+        n_ctx=load_settings["n_ctx"],
+        n_gpu_layers=n_gpu_layers if isinstance(n_gpu_layers, int) else -1,
+        n_threads=load_settings["n_threads"],
+        pooling=pooling,
+    )
+    return EmbeddingService(embedder, ServerOptions(**served))
 
 
 def _context_note(engine: Engine, is_fitted: bool) -> str:

@@ -62,6 +62,7 @@ class Model:
         measures: bool = True,
         mtp: bool = False,
         is_head: bool = False,
+        writes_text: bool = True,
         overrides: Overrides = (),
         adapters: Adapters = (),
         key_overrides: KeyOverrides = (),
@@ -72,6 +73,7 @@ class Model:
         tensor_split: the share of the layers for each GPU; empty: by free memory. gpu: the only GPU
         to use. rpc: devices of servers, which count as GPUs before those of this machine. mtp: load
         the layers of its MTP head too. is_head: the file is only a head for another model.
+        writes_text: False: it is only to compute embeddings.
         overrides: tensors that stay on the CPU, or go to another device, whatever their layer does.
         adapters: LoRA adapters, which `with_adapters` has checked; each context applies them.
         key_overrides: values that replace those of its header. mlock: keep it in RAM, as far as the
@@ -119,7 +121,7 @@ class Model:
         self._pointer: int | None
         self.is_head = is_head
         self._pointer, self.kernels = self._load(
-            params, progress, placed, writes=not is_head, may_measure=measures
+            params, progress, placed, writes=writes_text and not is_head, may_measure=measures
         )
         self.vocab = Vocab(self.pointer)
         at = self.pointer
@@ -140,7 +142,9 @@ class Model:
         self.chat_template_for_tools = self._template(b"tool_use")
         try:
             if not is_head:
-                self._check_writes_text()
+                if writes_text:
+                    self._check_writes_text()
+                self._check_vocabulary()
             self.adapters = adapters
             self._adapters = load_adapters(self.pointer, adapters)
         except BaseException:
@@ -251,8 +255,10 @@ class Model:
                 f"{self.path} is a diffusion model ({self.description}); "
                 "speculative decoding needs a model that writes token by token"
             )
+
+    def _check_vocabulary(self) -> None:
         if self.vocab.type == "none":
-            raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
+            raise ModelError(f"{self.path} has no vocabulary: it can neither read nor write text")
         if not self.vocab.has_added_tokens:
             raise ModelError(
                 f"{self.path} is damaged: its vocabulary does not have the token that it adds to "

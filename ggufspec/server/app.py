@@ -25,6 +25,13 @@ from ggufspec.server.dialects.ollama import VERSION, OllamaRenderer, OllamaReque
 from ggufspec.server.dialects.responses_request import ResponsesRequest, ResponseStore
 from ggufspec.server.dialects.responses_response import ResponsesRenderer
 from ggufspec.server.dialects.shared import Renderer
+from ggufspec.server.embeddings import (
+    OF_TEXTS,
+    PATHS,
+    EmbeddingService,
+    add_embeddings,
+    refuse,
+)
 from ggufspec.server.errors import ApiError, add_error_handlers
 from ggufspec.server.events import ParsedRequest
 from ggufspec.server.middleware import OriginMiddleware, RequestMiddleware
@@ -56,6 +63,29 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(service: Service) -> ASGIApp:
+    router = _router()
+    _add_generation(router, service)
+    _add_responses(router, service)
+    _add_ollama(router, service)
+    add_tokenization(router, service)
+    add_slots(router, service)
+    add_information(router, service)
+    refuse(router, PATHS, "this server writes texts; start another one with --embeddings")
+    return _app(router, service)
+
+
+def make_embedding_app(service: EmbeddingService) -> ASGIApp:
+    router = _router()
+    add_embeddings(router, service)
+    refuse(router, OF_TEXTS, "this server makes embeddings only; start it without --embeddings")
+    return _app(router, service)
+
+
+def _router() -> APIRouter:
+    return APIRouter(route_class=_StrictJsonRoute, responses=_ERRORS)
+
+
+def _app(router: APIRouter, service: Service | EmbeddingService) -> ASGIApp:
     app = FastAPI(
         title="ggufspec",
         version=__version__,
@@ -66,13 +96,6 @@ def make_app(service: Service) -> ASGIApp:
         redirect_slashes=False,
     )
     add_error_handlers(app)
-    router = APIRouter(route_class=_StrictJsonRoute, responses=_ERRORS)
-    _add_generation(router, service)
-    _add_responses(router, service)
-    _add_ollama(router, service)
-    add_tokenization(router, service)
-    add_slots(router, service)
-    add_information(router, service)
     app.include_router(router)
     options = service.options
     checked: ASGIApp = RequestMiddleware(app, options=options, metrics=service.metrics)

@@ -30,7 +30,7 @@ _NEEDED = "Input should be "  # start of pydantic's type errors
 _OBJECT = re.compile(r"a valid dictionary( or (instance|object) .*)?")  # it names our classes
 _MAX_NAME = 100  # characters of a field's name, or of a value, in an error
 _INVALID_OPTION = "invalid_value"  # code of errors about options of the engine
-_NOT_SERVED = ("/v1/embeddings", "/embedding", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images")
+_NOT_SERVED = ("/v1/rerank", "/rerank", "/v1/audio", "/v1/images")
 _ANTHROPIC_TYPES = {  # by status
     **dict.fromkeys((400, 405, 408, 415), "invalid_request_error"),
     401: "authentication_error",
@@ -129,7 +129,7 @@ def add_error_handlers(app: FastAPI) -> None:
         if isinstance(error, ApiError):
             return _answer(request, error)
         if error.status_code == 404 and path.startswith(_NOT_SERVED):
-            message = "this server generates text only: it has no embeddings, images or audio"
+            message = "this server has no images, audio or ranking"
             return error_response(ApiError(404, message, code="not_supported"), path)
         message = {
             404: "there is nothing at this path; see /openapi.json",

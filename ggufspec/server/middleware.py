@@ -21,7 +21,7 @@ from ggufspec.server.metrics import Metrics
 from ggufspec.server.service import ServerOptions
 
 PUBLIC_PATHS = ("/", "/health", "/openapi.json")
-_OF_OPENAI = ("/completions", "/chat/", "/models", "/responses", "/messages", "/embeddings")
+_OF_OPENAI = ("/completions", "/chat/", "/models", "/responses", "/messages")
 _OF_OTHERS = (
     *("/health", "/props", "/metrics", "/tokenize", "/detokenize"),
     *("/tokenizer_info", "/lora-adapters", "/completion", "/infill", "/apply-template", "/slots"),

@@ -130,7 +130,7 @@ class Texts:
                 if request.error is not None:
                     raise request.error
                 if loop.time() >= deadline:
-                    raise _timed_out(timeout)
+                    raise timed_out(timeout)
                 news.clear()
                 if found := self._taken(request):
                     yield found
@@ -187,14 +187,7 @@ class Texts:
         if n_waiting >= self._n_waiting_max + max(n_slots - self.n_running, 0):
             mean = self._ended_seconds / self._n_ended if self._n_ended else 1.0
             seconds = min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY)
-            raise ApiError(
-                429,
-                f"the queue is full: requests that wait: {n_waiting}; retry after the seconds in "
-                "Retry-After",
-                "rate_limit_error",
-                code="queue_full",
-                headers={"Retry-After": str(max(1, math.ceil(seconds)))},
-            )
+            raise queue_full(n_waiting, seconds)
         request = _Request(parsed)
         self._open.append(request)
         return request
@@ -299,7 +292,18 @@ class Texts:
         return [ChoiceDelta(choice.index, text, tokens, [False] * len(tokens), found, ends)]
 
 
-def _timed_out(seconds: float) -> ApiError:
+def queue_full(n_waiting: int, seconds: float) -> ApiError:
+    return ApiError(
+        429,
+        f"the queue is full: requests that wait: {n_waiting}; retry after the seconds in "
+        "Retry-After",
+        "rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(max(1, math.ceil(seconds)))},
+    )
+
+
+def timed_out(seconds: float) -> ApiError:
     return ApiError(
         504,
         f"the request took longer than {seconds:g} s; ask for fewer tokens, or start the server "

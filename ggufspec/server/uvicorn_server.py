@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 import uvicorn
@@ -22,7 +22,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ggufspec.errors import OptionError
 from ggufspec.server.errors import LOG
-from ggufspec.server.texts import Texts
 
 HEAD_SECONDS = 10.0  # to send the first line and headers of a request
 STALLED_SECONDS = 60.0  # after which a client that does not read is cut off
@@ -90,6 +89,16 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Stoppable(Protocol):
+    """The requests that a server works on."""
+
+    def finish(self) -> None:
+        """Refuse new requests; running ones continue."""
+
+    def abort(self) -> None:
+        """End the running requests, too."""
+
+
 class GracefulServer(uvicorn.Server):
     """Serves until a signal or `should_exit`; running requests then have `grace` seconds to end.
 
@@ -100,7 +109,7 @@ class GracefulServer(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        texts: Texts,
+        texts: Stoppable,
         *,
         grace: float,
         on_listening: Callable[[str], None] = lambda url: None,

@@ -78,13 +78,14 @@ def test_the_check_of_json_is_quick() -> None:
         ("GET", "/nothing", 404),
         ("GET", "/v1/completions", 405),
         ("POST", "/../../etc/passwd", 404),
-        ("POST", "/v1/embeddings", 404),  # OpenAI's clients would retry a 501
+        ("POST", "/v1/embeddings", 501),
+        ("POST", "/v1/rerank", 404),
     ],
 )
 def test_unknown_paths_are_reported(live: Live, method: str, path: str, status: int) -> None:
     response = live.client.request(method, path, json={} if method == "POST" else None)
     check_refused(live, response, status)
-    assert ("generates text only" in response.text) == ("embeddings" in path)
+    assert ("no images" in response.text) == ("rerank" in path)
 
 
 @pytest.mark.parametrize(
