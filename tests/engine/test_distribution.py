@@ -105,8 +105,9 @@ def test_texts_have_the_targets_distribution(engine: Engine, options: Any) -> No
 
 def test_so_they_have_where_the_end_of_reasoning_is_forced(reasoner: Engine) -> None:
     """The second token is the end; trees are drafted behind it."""
-    options = {"n_draft": 4, "tree": "on", "reasoning_budget": 1}
-    statistic, limit = chi_square(reasoner, reasoner.render(HELLO), 5, **options)
+    options: Any = {"n_draft": 4, "tree": "on", "reasoning_budget": 1, "max_tokens": 9}
+    options |= {"temperature": 2.0}  # the model is surer than that of the other texts
+    statistic, limit = chi_square(reasoner, reasoner.render(HELLO), 4, **options)
     assert statistic < limit
 
 

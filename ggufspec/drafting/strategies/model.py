@@ -30,8 +30,8 @@ USES_MODEL = True  # the draft model may read a prompt before the first round
 class ModelDrafter:
     """Draws each token from the draft model's distribution, and keeps that distribution.
 
-    First it drafts a chain, then branches beside it (tree_growth.py); no branches if a constraint
-    restricts the text, or if the target reads chains only. Once the draft model has failed, it
+    First it drafts a chain, then branches beside it (tree_growth.py); no branches in a round that a
+    constraint restricts, or if the target reads chains only. Once the draft model has failed, it
     drafts only forced tokens.
     """
 
