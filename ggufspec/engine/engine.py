@@ -17,10 +17,9 @@ from ggufspec.drafting import profile_store
 from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.infill import infill_prompt
-from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions, FileSampling, GenerateOptions
 from ggufspec.engine.pair import Pair
-from ggufspec.engine.prepared import PreparedText, prepared
+from ggufspec.engine.prepared import PreparedText, Reported, prepared
 from ggufspec.engine.prompt_cache import CachedText
 from ggufspec.engine.reasoning import reasoning_of
 from ggufspec.engine.scheduler import Scheduler
@@ -136,25 +135,14 @@ class Engine:
         prompt: str | Sequence[int],
         options: CheckedOptions,
         *,
-        n_top: int | None = None,
-        prompt_logprobs: Sequence[TokenLogprobs] | None = None,
-        is_sampled: bool = False,
         like: PreparedText | None = None,
+        **reported: Unpack[Reported],
     ) -> PreparedText:
         """A text for `scheduler.submit`: see `prepared`. Raises PromptError, OptionError."""
         tokens, reasoning = self.tokenize(prompt, n_least=options.n_least), None
         if options.reasoning_budget >= 0 and self.chat_template is not None:
             reasoning = reasoning_of(self.chat_template, tokens, self.vocab)
-        return prepared(
-            self.pair,
-            tokens,
-            options,
-            n_top=n_top,
-            prompt_logprobs=prompt_logprobs,
-            is_sampled=is_sampled,
-            like=like,
-            reasoning=reasoning,
-        )
+        return prepared(self.pair, tokens, options, like=like, reasoning=reasoning, **reported)
 
     def check(self, options: CheckedOptions) -> None:
         """Raise the OptionError that a text with these options would raise."""
@@ -175,10 +163,9 @@ class Engine:
         checked = CheckedOptions.of({**self.file_sampling.options, **options})
         seed = checked.seed
         all_tokens = [self.tokenize(prompt, n_least=checked.n_least) for prompt in prompts]
-        seeds = [None if seed is None else seed + i for i in range(len(all_tokens))]
         texts = (
-            self.prepare(tokens, replace(checked, seed=each))
-            for tokens, each in zip(all_tokens, seeds, strict=True)
+            self.prepare(tokens, replace(checked, seed=None if seed is None else seed + i))
+            for i, tokens in enumerate(all_tokens)
         )
         return write_all(self.scheduler, texts, n_open=2 * self.n_slots)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
+from typing_extensions import TypedDict, Unpack
+
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.drafting import strategies as drafters
 from ggufspec.engine.constraints import sampling_of
@@ -23,15 +25,23 @@ from ggufspec.errors import OptionError
 _SECONDS_OVERTAKEN = 0.03
 
 
+class Reported(TypedDict, total=False):
+    """What is reported beside the text.
+
+    n_top: chunks have log-probabilities of their tokens and of the n_top likeliest tokens at each
+    position, before sampling, from the logits that verify the draft; None: no log-probabilities.
+    prompt_logprobs: the known log-probabilities of a prefix of the prompt (at least one token);
+    those of the other tokens are computed. Needs n_top. is_sampled: they are those after sampling.
+    """
+
+    n_top: int | None
+    prompt_logprobs: Sequence[TokenLogprobs] | None
+    is_sampled: bool
+
+
 @dataclass(frozen=True)
 class PreparedText:
-    """A prompt with options that the pair can follow. Its constraint serves one text only.
-
-    `n_top`: chunks have log-probabilities of their tokens and of the `n_top` likeliest tokens at
-    each position, before sampling, from the logits that verify the draft; None: no
-    log-probabilities. `prompt_logprobs`: the known log-probabilities of a prefix of the prompt (at
-    least one token); those of the other tokens are computed. Needs `n_top`.
-    """
+    """A prompt with options that the pair can follow. Its constraint serves one text only."""
 
     tokens: Sequence[int]  # as Engine.tokenize returns them
     options: CheckedOptions
@@ -42,9 +52,9 @@ class PreparedText:
     read_as: Sequence[int]  # the prompt as n-grams read it; empty: as it is
     seed: int
     turn: float  # texts are begun, and prompts read, in this order
-    n_top: int | None = None
+    n_top: int | None = None  # this and the next two: see Reported
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
-    is_sampled: bool = False  # log-probabilities are those after sampling
+    is_sampled: bool = False
 
 
 def prepared(
@@ -52,11 +62,9 @@ def prepared(
     tokens: Sequence[int],
     options: CheckedOptions,
     *,
-    n_top: int | None = None,
-    prompt_logprobs: Sequence[TokenLogprobs] | None = None,
-    is_sampled: bool = False,
     like: PreparedText | None = None,
     reasoning: ReasoningMarks | None = None,
+    **reported: Unpack[Reported],
 ) -> PreparedText:
     """Compile the constraint, and check what depends on the pair. Raises OptionError, ClosedError.
 
@@ -74,7 +82,8 @@ def prepared(
     heard = options.progress and partial(options.progress, "vocabulary")
     compiled = like.sampling.constraint if like is not None else None
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    is_sampled = is_sampled or (like is not None and like.is_sampled)
+    if like is not None:
+        reported.setdefault("is_sampled", like.is_sampled)
     return PreparedText(
         tokens,
         options,
@@ -87,7 +96,5 @@ def prepared(
         () if options.context_shift else reading_order(tokens, pair.vocab.infill_tokens),
         seed,
         perf_counter() + _SECONDS_OVERTAKEN * len(tokens),
-        n_top,
-        prompt_logprobs,
-        is_sampled,
+        **reported,
     )

@@ -185,7 +185,8 @@ def normalized(rows: Rows, norm: int) -> Rows:
     of_int16 = sizes.max(axis=1) / _INT16
     lengths = (sizes**norm).sum(axis=1) ** (1 / norm) if norm else of_int16
     scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    return (rows * scale[:, None]).astype(np.float32)
+    scaled: Rows = (rows * scale[:, None]).astype(np.float32)
+    return scaled
 
 
 def _base64(row: Any) -> str:
