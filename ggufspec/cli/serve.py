@@ -31,8 +31,6 @@ from ggufspec.engine.load_options import FIT, OPTIONS
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
     from ggufspec.engine.engine import Engine
     from ggufspec.server.embeddings import EmbeddingService
 
@@ -180,7 +178,6 @@ def command(
     from ggufspec.server.uvicorn_server import (
         AFTER_GRACE_SECONDS,
         GracefulServer,
-        Stoppable,
         bind,
         watchdog,
     )
@@ -194,12 +191,17 @@ def command(
             "hosts": _HOSTS if host in _LOOPBACK and not api_keys else None,
             "max_tokens": n_tokens_max,
         }
-        app: ASGIApp
-        running: Stoppable
+        serving = partial(
+            GracefulServer,
+            grace=grace,
+            on_listening=click.echo,
+            on_signal=last_resort.start,
+            log_requests=verbose,
+        )
         if embeddings:
             embedding = _embedding_service(target, load_settings, pooling, served)
             opened.callback(embedding.close)
-            app, running = make_embedding_app(embedding), embedding
+            server = serving(make_embedding_app(embedding), embedding)
             embedder = embedding.embedder
             note = f"context: {embedder.n_ctx:,} tokens; pooling: {embedder.pooling}"
         else:
@@ -216,16 +218,8 @@ def command(
                 engine.run(partial(calibrate_all, engine.pair, bars.prompt))
             options = ServerOptions(defaults=settings, **served)  # type: ignore[arg-type]
             service = make_service(engine, options)
-            app, running = make_app(service), service.texts
+            server = serving(make_app(service), service.texts)
             note = _context_note(engine, is_fitted)
-        server = GracefulServer(
-            app,
-            running,
-            grace=grace,
-            on_listening=click.echo,
-            on_signal=last_resort.start,
-            log_requests=verbose,
-        )
         if host not in _LOOPBACK and not api_keys:
             render.note(
                 f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
