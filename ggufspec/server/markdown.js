@@ -110,7 +110,7 @@ const markdown = (() => {
      built again: beside a model on the same processor, each repetition would slow the model down. */
   function show(container, text) {
     const known = container.known ||= {n_characters: 0, n_blocks: 0};
-    const rest = text.replace(/\r\n?/g, "\n").slice(known.n_characters);
+    const rest = text.slice(known.n_characters);
     const tokens = marked.lexer(rest, options), shown = tokens.filter(isShown);
     shown.forEach((token, i) => {
       const old = container.children[known.n_blocks + i];
