@@ -61,6 +61,7 @@ def _amx(_caches: Path) -> Iterator[None]:
         patch.setenv(cpu_use.VARIABLE, "always")
         patch.setenv(kernels.VARIABLE, os.environ.get(kernels.VARIABLE, "on"))
         patch.setenv(kernels.AMX_VARIABLE, "off" if kernels.leave_out_broken_amx() else "on")
+        kernels.status()  # the process keeps it: not what a test finds that turns them off
         yield
 
 
