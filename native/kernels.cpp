@@ -184,7 +184,16 @@ double excess_of(const Softmax & target, float factor, const Softmax & draft, si
 
 extern const Kernels GGUFSPEC_KERNELS;
 constexpr Kernels GGUFSPEC_KERNELS = {
-    GGUFSPEC_INSTRUCTIONS, largest_of, only_index_of, gap_of, largest_of_lanes, weight_of, moments_of, weights_of, overlap_of, excess_of,
+    GGUFSPEC_INSTRUCTIONS,
+    largest_of,
+    only_index_of,
+    gap_of,
+    largest_of_lanes,
+    weight_of,
+    moments_of,
+    weights_of,
+    overlap_of,
+    excess_of,
 };
 
 }  // namespace ggufspec
