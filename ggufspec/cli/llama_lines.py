@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from ggufspec.common.reading import read_text, read_toml
 from ggufspec.errors import OptionError
 
 _PREFIX = "LLAMA_ARG_"  # of variables
+_OTHERS = ("serve", "run")  # commands that may have an option which another one lacks
 _TARGET = ("-m", "--model", "--target")
 _NUMBER = re.compile(r"\d+")
 
@@ -174,7 +176,7 @@ class _Line:
             if pattern != "else" and re.fullmatch(pattern, value):
                 what = what.replace("{}", value).replace("{#}", ",".join(_NUMBER.findall(value)))
                 return Meaning("options" if what[0] in "-$" else "no_effect", what)
-        if name in self._own or not found:
+        if name in self._own:
             return Meaning("own")
         texts = {section: str(row.what) for section, row in found.items()}
         for section, kind in (("renamed", "renamed"), ("instead", "options")):
@@ -185,8 +187,9 @@ class _Line:
             return Meaning("no_effect", texts["no_effect"])
         if instead := patterns.get("else"):
             return Meaning("refused", instead)
-        others = filter(None, (texts.get(each) for each in ("refused", "renamed", "instead")))
-        return next((Meaning("refused", text) for text in others), Meaning("own"))
+        others = [texts[each] for each in ("refused", "renamed", "instead") if each in texts]
+        others += (f"`ggufspec {each}` has it" for each in _OTHERS if name in _names(each))
+        return Meaning("refused", others[0]) if others else Meaning("own")
 
     def _words(self, name: str, value: str, meaning: Meaning) -> list[str]:
         """The command's own options that an option stands for."""
@@ -213,6 +216,14 @@ class _Line:
             raise click.UsageError("--hf-file needs the name of a repository: -hf user/repo")
         repo = re.sub(r":[\w.-]+$", "", self.arguments[at[-1] + 1])
         self.arguments[at[-1] + 1] = f"{repo}/{self._file}"
+
+
+@cache
+def _names(command: str) -> frozenset[str]:
+    """The names of all options of a command."""
+    found: click.Command = import_module(f"ggufspec.cli.{command}").command
+    options = (each for each in found.params if isinstance(each, click.Option))
+    return frozenset(name for each in options for name in (*each.opts, *each.secondary_opts))
 
 
 def _chosen(variable: str, devices: str) -> str:

@@ -128,7 +128,7 @@ THINKING = "{{ messages[0].content }}{% if enable_thinking is not false %} a b c
 def test_a_line_of_llama_server_serves_a_model_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     model = tiny.write_llama(tmp_path / "m.gguf", vocab=tiny.BPE, chat_template=THINKING)
     hub.add("lab/m-GGUF", {"m-Q4_K_M.gguf": model.read_bytes(), "mmproj-F16.gguf": b"GGUF"})
-    line = "serve -hf lab/m-GGUF -fa -c 64 -ub 32 -b 64 -np 1 -n 6 --jinja --reasoning-budget 0"
+    line = "serve -hf lab/m-GGUF -fa -c 64 -ub 32 -b 64 -np 1 -n 6 --jinja --reasoning off"
     process = started(*line.split(), "--port", "0", "-t", "1", stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None
