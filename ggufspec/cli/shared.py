@@ -23,7 +23,7 @@ _SECTIONS: Final = {
     "Models": "| offline yes size cache_dir",
     "Server": "host api_key alias n_slots | api_key_file cors_origins slot_folder",
     "Prompt": "limit chat system | n_prompts",
-    "Text": "max_tokens n_tokens stop | ignore_eos context_shift n_keep",
+    "Text": "max_tokens n_tokens stop | ignore_eos reasoning_budget context_shift n_keep",
     "Sampling": "temperature temperatures top_k top_p seed "
     f"| {' '.join(NUMBERS)} dry_sequence_breakers logit_bias banned_strings samplers",
     "Constraints": "json_schema | json_schema_file grammar grammar_file regex regex_file choices",
