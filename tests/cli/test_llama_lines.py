@@ -51,7 +51,7 @@ def translate(line: str) -> tuple[list[str], str]:
         ("serve -hfd u/r --draft-max 16", "--draft-max 16 --draft u/r"),
         ("serve --draft 8 --draft d.gguf", "--draft-max 8 --draft d.gguf"),
         ("serve --spec-draft-n-max 0", "--drafter none"),
-        ("serve --spec-type draft-mtp -md a.gguf", "--draft auto -md a.gguf"),
+        ("serve --spec-type draft-mtp -md a.gguf", "--draft auto --yes -md a.gguf"),
         ("serve --spec-type ngram-mod,ngram-map-k", "--drafter ngram"),
         ("serve -n 64", "--max-tokens 64"),
         ("serve -n -1", ""),
