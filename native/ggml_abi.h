@@ -1,7 +1,7 @@
 // The part of ggml's internal structures that the kernels use, since llama-cpp-python includes no headers.
 //
 // These structures equal those in ggml.h, ggml-backend-impl.h, ggml-cpu-impl.h and ggml-cpu/traits.h of the llama.cpp in
-// llama-cpp-python 0.3.36 (ggml 0.25). kernels.py lists the versions that they were compared with, and tries the kernels.
+// llama-cpp-python 0.3.36 (ggml 0.25). ggml_layout.py compares them with those of the loaded library; kernels.py tries the kernels.
 #pragma once
 
 #include <cstddef>

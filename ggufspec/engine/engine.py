@@ -28,6 +28,7 @@ from ggufspec.engine.stream import AsyncStream, Stream, write_all
 from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
+from ggufspec.llama import kernels
 from ggufspec.llama.devices import n_threads_most
 from ggufspec.llama.vocab import Vocab, check_tokens
 
@@ -331,10 +332,12 @@ class Engine:
 
     @property
     def kernels(self) -> list[str]:
-        """Which kernels the target and the draft use for their weights, where that was measured."""
+        """Which kernels the target and the draft use for their weights, and why."""
         models = {context.model for context in (self.pair.target, self.pair.draft) if context}
         found = ((model.path.name, model.kernels.reason) for model in models)
-        return sorted(f"{name}: {reason}" for name, reason in found if reason)
+        measured = sorted(f"{name}: {reason}" for name, reason in found if reason)
+        refused = kernels.unusable()
+        return measured if refused is None else [f"ggufspec's kernels are not used: {refused}"]
 
     @property
     def vocab(self) -> Vocab:

@@ -22,18 +22,19 @@ from ggufspec.drafting import profile_store
 from ggufspec.errors import OptionError
 from ggufspec.llama import IS_FIRST, cpu_use, devices
 from ggufspec.llama.devices import POINTER, TEXT
+from ggufspec.llama.ggml_layout import difference
 from ggufspec.llama.log import logger
 
 # "on": wherever they work, without measuring; "off"; or a name of instructions, measured as usual.
 VARIABLE = "GGUFSPEC_KERNELS"
 BUFFER_TYPE = "GGUFSPEC"  # its name in ggml
-GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/ggml_abi.h
 AMX_VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
 INSTRUCTIONS_VARIABLE = "GGUFSPEC_INSTRUCTIONS"  # for tests: see native/dispatch.cpp
 ATTENTION = "attention"  # the name of its trial
 AMX = "AMX"  # the name of its buffer type in ggml
 WORKS, WRONG = "works", "wrong"  # the first word of the last line that a trial prints
 
+_FAILED = "a trial in a child process has failed"
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 _WINDOWS_CRASH = 0xC0000000  # NTSTATUS codes of severity error
 _GET_TYPES = "ggml_backend_cpu_get_extra_buffer_types"  # a function of C++
@@ -85,10 +86,8 @@ def _insert() -> str | None:
         return f"{VARIABLE}=off"
     if (name := instructions()) is None:
         return "there are none for this processor"
-    library = devices.exported({"ggml_version": (TEXT, [])})
-    version = library.ggml_version().decode("ascii", "replace") if library else "unknown"
-    if version not in GGML_VERSIONS:
-        return f"they know ggml {', '.join(GGML_VERSIONS)}, and this is {version}"
+    if other := difference():
+        return f"this version of ggml has changed what they use of it: {other}"
     if not (IS_FIRST or len(sys._current_frames()) == 1):
         return (
             "llama_cpp was imported before, and another thread may be computing: import "
@@ -99,6 +98,9 @@ def _insert() -> str | None:
         addresses |= _addresses(_backend_libraries())
     if missing := [each for each in _FUNCTIONS if each not in addresses]:
         return f"this llama.cpp does not export {missing[0]}"
+    known = profile_store.recall(_trial_key("kernels"))
+    if known is not None and known.get(WORKS) is not True:
+        return _FAILED
     _native.register_kernels(name, addresses)
     return None
 
@@ -121,9 +123,11 @@ def status() -> Status:
     types = _native.kernel_types(name)
     if environ.get(VARIABLE) == "on":
         return Status(name, types)
-    found = outcome("kernels", "try_kernels", instructions=name, extension=extension_files())
+    found = _tried_once("kernels", "try_kernels")
+    if found is not None and found.get(WORKS) is not True:
+        leave_out(BUFFER_TYPE)  # ggml asks it about each node, also in threads of other code
     if found is None or found.get(WORKS) is not True:
-        return Status(None, {}, "a trial in a child process has failed")
+        return Status(None, {}, _FAILED)
     words = found.get("words")
     right = words if isinstance(words, list) else []
     return Status(name, {each: number for each, number in types.items() if each in right})
@@ -135,10 +139,8 @@ def attention_refusal() -> str | None:
     check_variables()
     if (reason := unusable()) is not None or environ.get(VARIABLE) == "on":
         return reason
-    facts = {"instructions": str(instructions()), "extension": extension_files()}
-    found = outcome(ATTENTION, "try_attention", **facts)
-    works = found is not None and found.get(WORKS) is True
-    return None if works else "a trial in a child process has failed"
+    found = _tried_once(ATTENTION, "try_attention")
+    return None if found is not None and found.get(WORKS) is True else _FAILED
 
 
 def slope(matrix_type: str) -> float | None:
@@ -210,7 +212,7 @@ def amx_works() -> bool:
     """Whether AMX may be used, by the environment variable or else by a trial."""
     if (chosen := environ.get(AMX_VARIABLE)) in ("on", "off"):
         return chosen == "on"
-    if (found := outcome(AMX, "try_amx")) is None:
+    if (found := _tried_once(AMX, "try_amx")) is None:
         return False
     if not (works := found.get(WORKS) is True):
         logger.warning(
@@ -232,13 +234,19 @@ def leave_out(name: str) -> None:
         types[i] = types[i + 1]
 
 
-def outcome(name: str, function: str, **facts: object) -> Mapping[str, Any] | None:
+def _trial_key(name: str) -> dict[str, object]:
+    """What the result of a trial depends on."""
+    of_ours = {"instructions": instructions(), "extension": extension_files()}
+    return {"about": name, **build_key(), **({} if name == AMX else of_ours)}
+
+
+def _tried_once(name: str, function: str) -> Mapping[str, Any] | None:
     """The stored or new document of a trial: whether it WORKS, and further "words" that it printed.
 
-    facts: what the result depends on besides the processor and llama.cpp's build. None without a
-    definite answer (no process could be started, a timeout): the next process tries again.
+    None without a definite answer (no process could be started, a timeout): the next process tries
+    again.
     """
-    key = {"about": name, **build_key(), **facts}
+    key = _trial_key(name)
     known = profile_store.recall(key)
     if known is None and (known := _tried(name, function)) is not None:
         profile_store.remember(key, known)

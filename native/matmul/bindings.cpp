@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <string>
 #include <vector>
@@ -91,6 +92,36 @@ void register_kernels(const std::string & name, const std::map<std::string, uint
     register_buffer_type(functions, instructions_of(name));
 }
 
+std::map<std::string, size_t> layout() {
+    using ggml::Buffer, ggml::BufferType, ggml::Tensor;
+    return {
+        {"tensor", sizeof(Tensor)},
+        {"tensor.type", offsetof(Tensor, type)},
+        {"tensor.buffer", offsetof(Tensor, buffer)},
+        {"tensor.ne", offsetof(Tensor, ne)},
+        {"tensor.nb", offsetof(Tensor, nb)},
+        {"tensor.op", offsetof(Tensor, op)},
+        {"tensor.op_params", offsetof(Tensor, op_params)},
+        {"tensor.flags", offsetof(Tensor, flags)},
+        {"tensor.src", offsetof(Tensor, src)},
+        {"tensor.view_src", offsetof(Tensor, view_src)},
+        {"tensor.view_offs", offsetof(Tensor, view_offs)},
+        {"tensor.data", offsetof(Tensor, data)},
+        {"tensor.name", offsetof(Tensor, name)},
+        {"buffer.type", offsetof(Buffer, type)},
+        {"buffer.size", offsetof(Buffer, size)},
+        {"buffer.usage", offsetof(Buffer, usage)},
+        {"buffer_type.device", offsetof(BufferType, device)},
+        {"MUL_MAT", ggml::kMulMat},
+        {"MUL_MAT_ID", ggml::kMulMatId},
+        {"FLASH_ATTN_EXT", ggml::kFlashAttnExt},
+        {"f32", ggml::kF32},
+        {"f16", ggml::kF16},
+        {"q8_0", ggml::kQ8_0},
+        {"bf16", ggml::kBF16},
+    };
+}
+
 }  // namespace
 
 void bind(nb::module_ & m) {
@@ -98,6 +129,8 @@ void bind(nb::module_ & m) {
           "The instruction sets of this processor for which there are kernels, the fastest first.");
     m.def("kernel_types", &types, "instructions"_a,
           "The types of weights with kernels for an instruction set: ggml's names and numbers.");
+    m.def("ggml_layout", &layout,
+          "What the kernels know of ggml: sizes and offsets of its structures, and numbers of its operations and types.");
     m.def("kernel_product", &product, "instructions"_a, "type"_a, "weights"_a, "rows"_a,
           "The product (n, n_rows) of rows of activations (n, n_columns) and weights, whole rows in ggml's layout. For tests.");
     m.def("register_kernels", &register_kernels, "instructions"_a, "addresses"_a,

@@ -108,10 +108,6 @@ def test_other_code_in_the_process_keeps_llama_cpps_kernels(quantized: Path) -> 
             "another part of this process has loaded a model before",
         ),
         (
-            "llama_cpp.llama_cpp._lib.ggml_version = lambda: b'0.1'\n",
-            f"they know ggml {kernels.GGML_VERSIONS[0]}, and this is 0.1",
-        ),
-        (
             """
             from ggufspec.llama import devices
             devices.free_memory = lambda: 1000  # packed weights would not fit
@@ -119,12 +115,84 @@ def test_other_code_in_the_process_keeps_llama_cpps_kernels(quantized: Path) -> 
             "None",
         ),
     ],
-    ids=["other code", "version", "memory"],
+    ids=["other code", "memory"],
 )
 def test_where_llama_cpps_kernels_stay(before: str, reason: str, quantized: Path) -> None:
     program = "_, used = logits(sys.argv[1], 8)\nprint(used.types, kernels.status().reason)\n"
     before = f"import sys, llama_cpp\n{textwrap.dedent(before)}"
     assert run(program, quantized, before=before)[-1] == f"() {reason}"
+
+
+def test_another_version_of_ggml_with_the_same_structures_is_used(quantized: Path) -> None:
+    program = "_, used = logits(sys.argv[1], 8)\nprint(*used.types, kernels.status().reason)\n"
+    before = "import llama_cpp\nllama_cpp.llama_cpp._lib.ggml_version = lambda: b'99.0'\n"
+    assert run(program, quantized, before=before)[-1] == "q4_K q6_K None"
+
+
+# Wraps functions of ggml as a version with other structures would have them.
+NEWER = """
+    import ctypes, llama_cpp
+    library, kept = llama_cpp.llama_cpp._lib, []
+
+    def wrap(name, change):
+        real = getattr(library, name)
+        def wrapped(*given):
+            real.restype, real.argtypes = wrapped.restype, wrapped.argtypes
+            return change(real(*given))
+        setattr(library, name, wrapped)
+
+    def insert_field(before):
+        def change(address):
+            at = _native.ggml_layout()
+            whole = ctypes.string_at(address, at["tensor"])
+            copy = whole[: at[before]] + bytes(8) + whole[at[before] : -8]
+            kept.append(ctypes.create_string_buffer(copy))
+            return ctypes.addressof(kept[-1])
+        return change
+
+    from ggufspec import _native
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("wrap('ggml_view_1d', insert_field('tensor.view_src'))", "tensor.view_src"),
+        ("wrap('ggml_mul_mat', insert_field('tensor.op'))", "tensor.op"),
+        ("wrap('ggml_mul_mat_id', insert_field('tensor.src'))", "tensor.src"),
+        ("wrap('ggml_flash_attn_ext', insert_field('tensor.src'))", "tensor.src"),
+        ("wrap('ggml_tensor_overhead', lambda size: size + 16)", "the size of a tensor"),
+        ("wrap('ggml_type_name', lambda name: b'x' + name)", "the number of type f32"),
+        ("wrap('ggml_backend_buft_get_device', lambda at: (at or 0) + 8)", "buffer_type.device"),
+    ],
+)
+def test_a_version_of_ggml_with_other_structures_is_not_used(
+    change: str, what: str, quantized: Path
+) -> None:
+    program = """
+        import ggufspec
+        with ggufspec.load(sys.argv[1], n_ctx=64) as engine:
+            print(engine.pair.target.model.kernels.types, *engine.kernels)
+    """
+    before = f"{textwrap.dedent(NEWER)}\n{change}\n"
+    reason = f"this version of ggml has changed what they use of it: {what}"
+    found = run(program, quantized, before=before)[-1]
+    assert found == f"() ggufspec's kernels are not used: {reason}"
+
+
+def test_kernels_whose_trial_has_crashed_are_taken_out_and_not_put_in_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with other virtual functions, which no function of ggml returns."""
+    monkeypatch.delenv(kernels.VARIABLE)
+    crashes = """
+        from ggufspec.common import child
+        call = child.call
+        child.call = lambda module, function: call("os", "abort")
+    """
+    program = "print(kernels.status().reason, kernels.find_buffer_type(kernels.BUFFER_TYPE))\n"
+    for before in (textwrap.dedent(crashes), ""):
+        assert run(program, before=before) == ["a trial in a child process has failed None"]
 
 
 def test_two_models_are_used_at_once_freed_and_loaded_again(
