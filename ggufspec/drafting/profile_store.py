@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from ggufspec.common.files import (
 )
 from ggufspec.errors import CacheError
 
+_log = logging.getLogger("ggufspec.records")
+_log.addHandler(logging.NullHandler())  # silent unless the application wants it
 _FORMAT = 3  # files of other formats are ignored
 _N_KEY_DIGITS = 32
+_LONGEST_UPDATE = 10.0  # seconds that another process reads and writes a record, at most
 _LONGEST_WAIT = 600.0  # seconds; a large model is loaded several times
 _TYPICAL_BYTES = 2**14  # size of a pair's measurements
 _MOST_BYTES = 2**20  # bytes read of a file: far more than any file needs
@@ -47,6 +52,21 @@ def remember(facts: Mapping[str, object], document: Mapping[str, object]) -> boo
     except CacheError:
         return False
     return True
+
+
+def update(
+    facts: Mapping[str, object], change: Callable[[Mapping[str, Any]], Mapping[str, object]]
+) -> bool:
+    """Replace the document under these facts by what `change` makes of it (empty: there is none).
+
+    Several processes may do so at once: none loses what another has added.
+    """
+    try:
+        lock = default_cache_dir() / "records.lock"
+    except CacheError:
+        return False
+    with alone(lock, lambda: None, _LONGEST_UPDATE):
+        return remember(facts, change(recall(facts) or {}))
 
 
 def recall(facts: Mapping[str, object]) -> dict[str, Any] | None:
@@ -176,11 +196,15 @@ def _read(path: Path) -> Record | None:
     except OSError:
         return None
     facts, document = content.get("facts"), content.get("document")
-    is_known = content.get("format") == _FORMAT
-    if not (is_known and isinstance(facts, dict) and isinstance(document, dict)):
-        return None
-    try:
-        is_whole = key(facts) == path.stem
-    except ValueError:  # NaN, which Python's JSON reads and writes
-        return None
-    return Record(path.stem, facts, document) if is_whole else None
+    if content and content.get("format") != _FORMAT:
+        return None  # of another version
+    with contextlib.suppress(ValueError):  # NaN, which Python's JSON reads and writes
+        if isinstance(facts, dict) and isinstance(document, dict) and key(facts) == path.stem:
+            return Record(path.stem, facts, document)
+    _warn_once(path)
+    return None
+
+
+@cache
+def _warn_once(path: Path) -> None:
+    _log.warning("ggufspec: %s is damaged: it is ignored, and measured again", path)

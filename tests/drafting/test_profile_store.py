@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from full_disk import contents, longest_file
+from processes import python
 
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import TunedSettings, recall, remember
@@ -40,6 +43,38 @@ def test_what_was_remembered_is_recalled() -> None:
     assert recall(FACTS) == DOCUMENT
     assert remember(FACTS, {"by": "another"})
     assert recall(FACTS) == {"by": "another"}
+
+
+def test_an_update_changes_what_is_there() -> None:
+    for n in range(3):
+        assert profile_store.update(FACTS, lambda known: {"n": [*known.get("n", []), len(known)]})
+        assert recall(FACTS) == {"n": [0, 1, 1][: n + 1]}
+
+
+def test_processes_that_update_at_once_lose_nothing() -> None:
+    program = """
+        import sys
+        from ggufspec.drafting import profile_store
+        for n in range(20):
+            entry = {f"{sys.argv[1]} {n}": n}
+            assert profile_store.update({"about": "this"}, lambda known: {**known, **entry})
+    """
+    with ThreadPoolExecutor(3) as pool:
+        [*pool.map(lambda name: python(program, args=(name,)), "abc")]
+    found = recall({"about": "this"})
+    assert found == {f"{name} {n}": n for name in "abc" for n in range(20)}
+
+
+def test_a_damaged_file_is_ignored_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    remember(FACTS, DOCUMENT)
+    path = the_file()
+    with caplog.at_level(logging.WARNING, logger="ggufspec"):
+        path.write_bytes(path.read_bytes()[:-20])
+        assert recall(FACTS) is recall(FACTS) is None
+    (line,) = caplog.messages
+    assert str(path) in line
+    assert profile_store.update(FACTS, lambda known: {"known": {**known}})
+    assert recall(FACTS) == {"known": {}}
 
 
 def test_other_facts_are_another_key() -> None:
