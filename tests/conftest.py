@@ -17,8 +17,10 @@ from hub import Hub
 import ggufspec.llama  # noqa: F401  (before tests import llama_cpp where xdist has other threads)
 
 if TYPE_CHECKING:
-    from ggufspec.llama.attention import Times
     from ggufspec.llama.model import Model
+    from ggufspec.measure.attention import UsualText
+    from ggufspec.measure.disturbed import Watch
+    from ggufspec.measure.table import Table
 
 # Threads of llama.cpp that wait for each other sleep, here and in all children: with more threads
 # than cores, as xdist has them, spinning ones take 30 times as long. Set before libgomp is loaded.
@@ -84,15 +86,16 @@ def _threads(_amx: None) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _attention(_amx: None) -> Iterator[None]:
     """Passes of models of one shape are timed once by each process, not at each load."""
-    from ggufspec.llama import attention
+    from ggufspec.measure import attention
 
-    known: dict[tuple[object, ...], Times | None] = {}
+    known: dict[tuple[object, ...], Table] = {}
     measure = attention.time_passes
 
-    def time_once(model: Model, until: float, deepest: int) -> Times | None:
-        shape = (model.attention_heads, model.n_layers, model.n_embd, deepest)
+    def time_once(model: Model, text: UsualText, watch: Watch) -> Table:
+        facts = (model.attention_heads, model.n_layers, model.n_embd, text.deepest)
+        shape = (*facts, *model.kernels.types)
         if shape not in known:
-            known[shape] = measure(model, until, deepest)
+            known[shape] = measure(model, text, watch)
         return known[shape]
 
     with pytest.MonkeyPatch.context() as patch:

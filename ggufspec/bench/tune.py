@@ -20,11 +20,11 @@ from ggufspec.drafting.profile_store import TunedSettings
 from ggufspec.engine.calibration import time_head
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ModelError, OutOfMemoryError
-from ggufspec.llama import timing
-from ggufspec.llama.attention import Attention, measure_attention
 from ggufspec.llama.context import Context
 from ggufspec.llama.devices import n_logical_cores, n_threads_default
-from ggufspec.llama.profile_key import profile_key
+from ggufspec.measure import passes, table
+from ggufspec.measure.attention import Attention, measure_attention
+from ggufspec.measure.profile_key import profile_key
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.heads import DraftFile
 
@@ -74,6 +74,8 @@ class Tuned:
     reading: Pass | None  # the draft's pass over one batch
     attention: str | None  # the choice of flash attention and its reason, if it was measured
     facts: dict[str, Any]  # the conditions of the measurement
+    model: dict[str, Any]  # the key of the target's table of passes
+    rows: table.Table  # for that table
     assumed: Mapping[str, object]  # see engine.speeds.PairCosts
 
     @property
@@ -113,7 +115,7 @@ def tune(
     sizes = range(1, n_most + 2)
     with ExitStack() as stack:
         filling = partial(tell, "Filling the cache of the target")
-        timing.FilledContext(target, depth=depth, n_most=n_most + 1, progress=filling)
+        passes.FilledContext(target, depth=depth, n_most=n_most + 1, progress=filling)
         attention = Attention(target.options.flash_attention)
         if given.flash_attention is None:
             of_draft = draft.model if draft else None
@@ -136,7 +138,7 @@ def tune(
             n_batch_draft=trials.batches("draft", draft, given.n_batch_draft) if draft else None,
         )
         often = {"depth": depth, "n_repeats": n_runs}
-        seconds = timing.time_target(
+        seconds = passes.time_target(
             target,
             sizes,
             **often,
@@ -147,7 +149,7 @@ def tune(
         if engine.pair.head is not None:
             steps = time_head(engine.pair, depth, n_runs, partial(tell, "Measuring the draft"))
         elif draft is not None:
-            steps = timing.time_draft(
+            steps = passes.time_draft(
                 draft,
                 **often,
                 at_least=MIN_SECONDS / 2,
@@ -165,12 +167,15 @@ def tune(
             reading=Pass.of(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),
+            model=table.key_in(target),
+            rows=table.rows_in(target, {n: median(each) for n, each in seconds.items()}, depth),
             assumed=engine.pair.stored_profile.assumed,
         )
 
 
 def keep(tuned: Tuned) -> bool:
     """Store the result, for loads without settings; returns False if it cannot be written."""
+    table.add(tuned.model, tuned.rows)
     known = StoredProfile(tuned.facts).recall(len(tuned.passes))
     document = {
         **(known.to_document() if known else {}),
@@ -186,7 +191,10 @@ def keep(tuned: Tuned) -> bool:
 
 
 def forget(target: Path | None = None, draft: DraftFile | None = None) -> int:
-    """Delete the records of a target, of a pair, or all; returns how many. Raises ModelError."""
+    """Delete the records of a target, of a pair, or all; returns how many. Raises ModelError.
+
+    The tables of passes of a target go with the target, not with a pair.
+    """
     if target is None and draft is None:
         return profile_store.forget()
     files = {"target": target, "draft": draft}
@@ -228,7 +236,7 @@ class _Trials:
     def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
         """Find and set the number of threads that is fastest for passes of these sizes."""
         usual = context.n_threads
-        times = timing.time_threads(
+        times = passes.time_threads(
             context,
             thread_ladders(usual, n_most),
             sizes,
@@ -284,7 +292,7 @@ class _Trials:
         sizes = {"n_ctx": n_tokens, "n_batch": n_batch, "n_rows": 1, "n_sequences": 1, "n_kept": 0}
         progress = partial(self.tell, f"Trying n_batch {n_batch} of the {whose}")
         with closing(_changed(like, {**sizes, "n_threads": like.n_threads})) as context:
-            return min(timing.time_reading(context, n_tokens, _N_PROMPTS, progress))
+            return min(passes.time_reading(context, n_tokens, _N_PROMPTS, progress))
 
 
 def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
@@ -326,6 +334,8 @@ def _identity(file: DraftFile) -> dict[str, str]:
 
 
 def _is_about(facts: Mapping[str, Any], wanted: Mapping[str, Mapping[str, str]]) -> bool:
+    if [*wanted] == ["target"] and facts.get("model") == wanted["target"]["fingerprint"]:
+        return True
     try:
         found = {of: facts["pair"][of] for of in wanted}
         return all(

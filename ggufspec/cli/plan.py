@@ -275,7 +275,8 @@ def _is_split(plan: OffloadPlan) -> bool:
 def _print_kernels(path: Path, plan: OffloadPlan, shape: ModelShape) -> None:
     """Print whose kernels compute the weights on the CPU, as measured by the first load."""
     from ggufspec.llama.devices import offload_devices
-    from ggufspec.llama.kernel_choice import Placed, recall
+    from ggufspec.llama.kernel_offer import Placed
+    from ggufspec.measure.kernels import recall
 
     if plan.n_gpu_layers > shape.n_layers and not plan.n_cpu_ffn:
         return
@@ -287,7 +288,7 @@ def _print_kernels(path: Path, plan: OffloadPlan, shape: ModelShape) -> None:
             "The first load measures whether its passes are faster with ggufspec's kernels or with "
             "llama.cpp's."
         )
-    elif choice.reason:
+    else:
         render.echo(f"On the CPU it uses {choice.reason}.")
 
 

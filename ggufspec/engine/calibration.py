@@ -26,21 +26,17 @@ from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import Slot
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
-from ggufspec.llama.cpu_use import cpu_use, is_busy, were_disturbed
 from ggufspec.llama.log import logger
 from ggufspec.llama.session import SlotSession
-from ggufspec.llama.timing import DraftTimes, measure_costs
 from ggufspec.llama.vocab_map import filler_tokens
+from ggufspec.measure import table
+from ggufspec.measure.disturbed import Watch, undisturbed
+from ggufspec.measure.passes import DraftTimes, time_target
 
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
 DEPTH, N_ROUNDS, N_DRAFTED = 32, 6, 3  # of the text whose rounds are measured
 N_READ, N_READINGS = 16, 2  # tokens that a draft model reads in one batch
 LEAST_DEPTH, MOST_TOKENS = 2, 512  # an EAGLE-3 head needs two tokens to draft from
-_SECONDS = 0.25  # of measuring, after which other programs' use of the processor is certain
-
-
-class _Disturbed(Exception):
-    """Other programs use the processor: passes take up to 20 times as long, each another factor."""
 
 
 def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
@@ -98,16 +94,16 @@ def _measure(
     if profile.is_settled:
         return
     slot = _spare(pair)
-    try:
-        costs, is_disturbed = _costs(pair, slot, profile.costs, context, progress), False
-    except _Disturbed:
+    costs = undisturbed(
+        lambda watch: _costs(pair, slot, profile.costs, context, watch, progress), context.n_threads
+    )
+    if costs is None:
         logger.warning(
             "ggufspec: other programs use the processor, so costs of drafting are not measured: "
             "texts with a seed start from those known so far, and a later load measures them"
         )
-        costs, is_disturbed = profile.costs.as_measured(), True
     slot.forget()
-    profile.settle(costs, is_disturbed=is_disturbed)
+    profile.settle(costs or profile.costs.as_measured(), is_disturbed=costs is None)
 
 
 def _costs(
@@ -115,6 +111,7 @@ def _costs(
     slot: Slot,
     known: CostModel,
     context: Context,
+    watch: Watch,
     progress: NamedProgress | None,
 ) -> CostModel:
     """Measure `context`, which is the target's or the draft's.
@@ -122,28 +119,25 @@ def _costs(
     Passes of many sizes first; for the target also rounds of a text, as a drafter runs them.
     """
     draft = slot.draft if context is pair.target else None
-    if is_busy(context.n_threads):
-        raise _Disturbed
-    began = cpu_use()
 
     def tell(what: str, done: int, total: int) -> None:
         if progress is not None:
             progress(what, done, total)
-        if perf_counter() - began.at > _SECONDS and were_disturbed(began, context.n_threads):
-            raise _Disturbed
+        watch.check()
 
     of_draft = partial(tell, "draft costs")
     of_passes = partial(tell, "costs") if context is pair.target else of_draft
     of_passes(0, 1)
-    costs = measure_costs(
-        context,
-        [size for size in PASS_SIZES if size <= min(known.n_most, context.n_ctx)],
-        of_passes,
-        n_most=known.n_most,
-        n_sharers=known.n_sharers,
-        n_per_step=known.n_per_step,
-        sequence=slot.target.sequence,
-    )
+    costs = CostModel(known.n_most, known.n_sharers, n_per_step=known.n_per_step)
+    sizes = [size for size in PASS_SIZES if size <= min(known.n_most, context.n_ctx)]
+    at = slot.target.sequence
+    timed = time_target(context, sizes, depth=DEPTH, n_repeats=2, progress=of_passes, sequence=at)
+    fewest = {size: min(seconds) for size, seconds in timed.items()}
+    for size, seconds in fewest.items():
+        costs.observe_target(size, seconds)
+    watch.end()
+    if pair.stored_profile.facts is not None:
+        table.add(table.key_in(context), table.rows_in(context, fewest, DEPTH))
     if draft is not None:
         filler = filler_tokens(pair.vocab, min(context.n_ctx, MOST_TOKENS))
         n_draft = min(N_DRAFTED, costs.n_most - 1)
@@ -152,8 +146,7 @@ def _costs(
         fastest = [min(found, key=_per_step) for found in (rounds, readings) if found]
         for each in fastest:  # others may have been disturbed
             costs.observe_draft(each.n, each.seconds, each.n_further)
-    if were_disturbed(began, context.n_threads):
-        raise _Disturbed
+    watch.end()
     return costs
 
 

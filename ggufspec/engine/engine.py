@@ -28,7 +28,7 @@ from ggufspec.engine.stream import AsyncStream, Stream, write_all
 from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
-from ggufspec.llama import kernels
+from ggufspec.llama import kernels as llama_kernels
 from ggufspec.llama.devices import n_threads_most
 from ggufspec.llama.vocab import Vocab, check_tokens
 
@@ -47,6 +47,7 @@ class Engine:
         pair: Pair,
         *,
         placement: str | None = None,
+        kernels: Sequence[str] = (),
         attention: str | None = None,
         file_sampling: FileSampling | None = None,
         chat_template: str | None = None,
@@ -58,6 +59,9 @@ class Engine:
         self.placement = placement  # what was decided about memory, for the user; None: nothing
         # What the target's file sets, where a text does not: see `begin`.
         self.file_sampling = file_sampling or FileSampling({})
+        # Which kernels the target and the draft use for their weights, and why, in lines.
+        refused = llama_kernels.unusable()
+        self.kernels = [f"ggufspec's kernels are not used: {refused}"] if refused else [*kernels]
         self.attention = attention  # why flash attention is on or off; None: not measured
         self._templates = TemplateProcess()
         self._variables = template_variables or {}
@@ -329,15 +333,6 @@ class Engine:
         The next prompt is processed from its first token. Named texts (draft_texts) stay.
         """
         self.scheduler.run(self.pair.forget)
-
-    @property
-    def kernels(self) -> list[str]:
-        """Which kernels the target and the draft use for their weights, and why."""
-        models = {context.model for context in (self.pair.target, self.pair.draft) if context}
-        found = ((model.path.name, model.kernels.reason) for model in models)
-        measured = sorted(f"{name}: {reason}" for name, reason in found if reason)
-        refused = kernels.unusable()
-        return measured if refused is None else [f"ggufspec's kernels are not used: {refused}"]
 
     @property
     def vocab(self) -> Vocab:

@@ -21,24 +21,19 @@ from ggufspec.engine.load_models import load_models
 from ggufspec.engine.load_options import LoadOptions
 from ggufspec.engine.pair import Pair, add_texts
 from ggufspec.engine.prompt_cache import n_cache_bytes
-from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama import kernels
-from ggufspec.llama.attention import (
-    Attention,
-    UsualText,
-    measure_attention,
-    unmeasured_attention,
-)
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_checks import check_exact, check_room
-from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.context_options import ContextOptions, default_attention
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
-from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.vocab_map import VocabMap, map_of
+from ggufspec.measure.attention import Attention, UsualText, measure_attention
+from ggufspec.measure.first_costs import first_costs
+from ggufspec.measure.profile_key import pair_key, profile_key
 from ggufspec.models.head_facts import MTP
 from ggufspec.placement.memory import n_leaves
 
@@ -136,11 +131,13 @@ def _load(
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     head = places.head
     models: list[Model] = []  # of the target and the draft
+    reasons: list[str] = []  # of their kernels
     contexts: list[Context] = []
     vocab_map: VocabMap | None = None
     with ExitStack() as stack:
-        for model in load_models(options, head, servers.devices, tell):
+        for model, reason in load_models(options, head, servers.devices, tell):
             models.append(stack.enter_context(closing(model)))
+            reasons += [f"{model.path.name}: {reason}"] if reason else []
             if model is not models[0] and head is None:
                 vocab_map = map_of(models[0].vocab, model.vocab)
         if options.draft == MTP:
@@ -165,7 +162,7 @@ def _load(
             Head(link, draft) if link and draft else draft,
             n_draft_max=options.n_draft_max,
             vocab_map=vocab_map,
-            stored_profile=_profile(contexts, options.n_slots, options, places, attention),
+            stored_profile=_profile(contexts, options.n_slots, options, places),
             stored_profile_of_draft=of_draft,
             texts=texts,
             n_cache_bytes=n_cache_bytes(options.cache_ram),
@@ -175,6 +172,7 @@ def _load(
         engine = Engine(
             pair,
             placement=options.placement,
+            kernels=reasons,
             attention=attention.reason,
             file_sampling=places.file_sampling,
             chat_template=options.chat_template,
@@ -209,12 +207,11 @@ def _settings(
     shared = replace(shared, n_batch=n_batch, offloads=offloads)
     if options.flash_attention == defaults.FLASH_ATTENTION:
         if options.exact or not options.tuned:
-            attention = unmeasured_attention(target, draft)
+            attention = Attention(default_attention(target, draft))
         elif found.flash_attention:
             attention = Attention(found.flash_attention)
         else:
-            usual = UsualText(*options.usual_text) if options.usual_text else None
-            attention = measure_attention(target, draft, shared, usual)
+            attention = measure_attention(target, draft, shared, _usual(options))
         shared = replace(shared, flash_attention=attention.setting)
     of_target = replace(
         shared,
@@ -244,16 +241,20 @@ def _profile(
     n_slots: int,
     options: LoadOptions,
     places: Fit,
-    attention: Attention | None = None,
 ) -> StoredProfile:
     """What is known of the costs of the first context, for which the second one drafts."""
     models = [context.model for context in contexts]
     n_most = contexts[0].n_rows * n_slots
-    draft = models[1] if models[1:] else None
+    draft = contexts[1] if contexts[1:] else None
     predicted = places.predicted_costs([model.n_gpu_layers for model in models], options, n_most)
+    known = first_costs(contexts[0], draft, n_most, _usual(options)) if options.tuned else None
     return StoredProfile(
         profile_key(*contexts) if options.tuned else None,
-        timed_start(models[0], draft, n_most, attention) or predicted.start,
+        known or predicted.start,
         predicted.assumed,
         contexts[1].n_per_step if contexts[1:] else 1,
     )
+
+
+def _usual(options: LoadOptions) -> UsualText | None:
+    return UsualText(*options.usual_text) if options.usual_text else None

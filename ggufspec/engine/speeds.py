@@ -7,16 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ggufspec.drafting import cost_model, profile_store
-from ggufspec.drafting.constants import UNMEASURED_STEP
 from ggufspec.drafting.cost_model import CostModel, Start
 from ggufspec.llama import kernels
-from ggufspec.llama.attention import PASS_SIZES, Attention
 from ggufspec.llama.devices import machine, offload_devices
-from ggufspec.llama.kernel_choice import KERNEL_SIZES
-from ggufspec.llama.model import Model
 from ggufspec.models.shape import ModelShape
 from ggufspec.placement.speeds import (
     GPU_SLOPE,
@@ -85,37 +79,6 @@ def predicted_costs(
     seconds = [times.seconds(models[0].n, n_tokens) for n_tokens in range(1, n_most + 1)]
     one, two = (step.seconds(models[1].n, n_tokens) for n_tokens in (1, 2))
     return PairCosts(Start(seconds, step.drafting(models[1].n, 1), two - one), named)
-
-
-def timed_start(
-    target: Model, draft: Model | None, n_most: int, attention: Attention | None = None
-) -> Start | None:
-    """Costs from the passes that chose flash attention, else from those that chose kernels.
-
-    None for models that had neither measurement when they were first loaded.
-    """
-    of_target, of_draft = (
-        None
-        if model is None or model.kernels.times is None
-        else {n: model.kernels.times[n] / 1000 for n in KERNEL_SIZES}
-        for model in (target, draft)
-    )
-    read = max(of_draft[2] - of_draft[1], 0.0) if of_draft else None
-    if attention is not None and attention.seconds:
-        found = [dict(zip(PASS_SIZES, each, strict=True)) for each in attention.seconds]
-        of_target, of_draft = found[0], found[1] if found[1:] else None
-    if of_target is None:
-        return None
-    sizes, seconds = [*of_target], [*of_target.values()]
-    slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-    curve = np.interp(range(1, n_most + 1), sizes, seconds)
-    further = [seconds[-1] + slope * (n - sizes[-1]) for n in range(sizes[-1] + 1, n_most + 1)]
-    step, guesses_step = UNMEASURED_STEP * seconds[0], True  # of a head, which has no passes alone
-    if of_draft is not None and draft is not target:
-        step, guesses_step = of_draft[1], False
-    measured = [*map(float, curve[: sizes[-1]]), *further]
-    read = step if read is None else read
-    return Start(measured, step, read, is_measured=True, guesses_step=guesses_step)
 
 
 class _Measured(NamedTuple):

@@ -75,6 +75,8 @@ class BareContext:
         context, native = self.pointer, self._native
         if context is None or native is None:
             return False
+        if not n_tokens and not self._start:
+            return True
         if not self._start:
             if self.seconds(_N_COPIED, 1) is None:
                 return False

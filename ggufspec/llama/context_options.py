@@ -8,6 +8,7 @@ import llama_cpp
 
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError, OutOfMemoryError
+from ggufspec.llama import kernels
 from ggufspec.llama.devices import offload_devices, physical_memory, takes_tensor
 from ggufspec.llama.model import AttentionHeads, Model
 from ggufspec.models.header import read_header
@@ -71,6 +72,12 @@ class ContextOptions:
         each = f"context of {self.n_kept or self.n_ctx:,} tokens"
         n = self.n_sequences
         return each if n == 1 else f"{each} for each of {n} slots (n_slots, --slots)"
+
+
+def default_attention(*models: Model | None) -> str:
+    """Ours, where all layers of these models are on the CPU and it works; else llama.cpp's."""
+    is_placed = any(model.n_gpu_layers for model in models if model is not None)
+    return defaults.FLASH_ATTENTION if is_placed or kernels.attention_refusal() else OWN
 
 
 def choice(choices: dict[str, int], name: str, what: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter, process_time, sleep
+from time import perf_counter, process_time
 from typing import NamedTuple
 
 from ggufspec.llama.devices import n_logical_cores
@@ -16,7 +16,6 @@ _STAT = Path("/proc/stat")
 _IDLE = slice(4, 6)  # columns of a line: idle, and waiting for a disk; the first is the CPU's name
 
 _DISTURBED = 0.3  # processors that threads may lack while passes are measured
-_SECONDS = 0.1  # of a look at other programs
 
 
 class CpuUse(NamedTuple):
@@ -82,24 +81,3 @@ def _n_own_running(tasks: Path) -> int:
         with suppress(OSError):  # the thread has ended
             n += file.read_bytes().rpartition(b")")[2].split()[:1] == [b"R"]
     return max(n, 1)
-
-
-def were_disturbed(began: CpuUse, n_threads: int) -> bool:
-    """Whether passes with `n_threads` since then were disturbed; False where unknown."""
-    return not _measures_always() and cpu_use().is_disturbed(began, n_threads)
-
-
-def is_busy(n_threads: int) -> bool:
-    """Whether other programs leave fewer than `n_threads` processors now; False where unknown.
-
-    Takes 0.1 s if other programs run, otherwise no time.
-    """
-    before = cpu_use()
-    if _measures_always() or not before.n_running:
-        return False
-    sleep(_SECONDS)
-    return were_disturbed(before, n_threads)
-
-
-def _measures_always() -> bool:
-    return os.environ.get(VARIABLE) == "always"

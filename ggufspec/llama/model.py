@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llama_cpp
 
-from ggufspec.common.progress import Phases, Share
+from ggufspec.common.progress import Share
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama import kernel_choice, kernels
+from ggufspec.llama import kernels
 from ggufspec.llama.devices import offload_devices, tensor_overrides
+from ggufspec.llama.kernel_offer import Offer, Placed, offer, offered
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
 from ggufspec.llama.vocab import Vocab, meta_text
@@ -59,7 +60,7 @@ class Model:
         mmap: bool = True,
         mlock: bool = False,
         repack: bool = True,
-        measures: bool = True,
+        own_kernels: Collection[str] | None = None,
         mtp: bool = False,
         is_head: bool = False,
         writes_text: bool = True,
@@ -78,7 +79,7 @@ class Model:
         adapters: LoRA adapters, which `with_adapters` has checked; each context applies them.
         key_overrides: values that replace those of its header. mlock: keep it in RAM, as far as the
         limit on locked memory allows. repack: weights may be stored in another form for kernels.
-        measures: time its passes to choose kernels; False: ours, where they work.
+        own_kernels: types of weights that ours compute, where they work; None: all such types.
         progress: called with the share that is loaded, up to 1.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text;
@@ -117,12 +118,12 @@ class Model:
             # The array is read while the file is loaded; llama.cpp keeps its address.
             self._patterns = tensor_overrides(self.overrides)
             params.tensor_buft_overrides = ctypes.cast(self._patterns, ctypes.c_void_p)
-        placed = kernel_choice.Placed(self._used_devices(), n_gpu_layers, self.overrides)
-        self._pointer: int | None
         self.is_head = is_head
-        self._pointer, self.kernels = self._load(
-            params, progress, placed, writes=writes_text and not is_head, may_measure=measures
-        )
+        self.kernels = Offer()
+        if repack:
+            writes = writes_text and not is_head
+            self.kernels = offer(self.path, self.placed, writes=writes).only(own_kernels)
+        self._pointer: int | None = self._load(params, progress)
         self.vocab = Vocab(self.pointer)
         at = self.pointer
         self.n_params: int = llama_cpp.llama_model_n_params(at)
@@ -151,57 +152,35 @@ class Model:
             self.close()
             raise
 
-    def _load(
-        self,
-        params: llama_cpp.llama_model_params,
-        progress: Share | None,
-        placed: kernel_choice.Placed,
-        *,
-        writes: bool,
-        may_measure: bool,
-    ) -> tuple[int, kernel_choice.Choice]:
+    def _load(self, params: llama_cpp.llama_model_params, progress: Share | None) -> int:
         raised: list[BaseException] = []
-        phases = Phases(progress)
 
         def on_progress(share: float, _: int | None) -> bool:
             # An exception cannot cross llama.cpp: keep it, and make llama.cpp stop.
             try:
-                phases(share)
+                if progress is not None:
+                    progress(share)
             except BaseException as error:
                 raised.append(error)
             return not raised and not log.interrupted
 
-        def load_file(no_host: bool) -> int | None:
-            params.no_host = no_host
-            with listening():
-                loaded: int | None = llama_cpp.llama_model_load_from_file(path, params)
-                is_stopped = bool(raised) or log.interrupted
-                if loaded and is_stopped:
-                    llama_cpp.llama_model_free(loaded)
-            if is_stopped:
-                raise raised[0] if raised else KeyboardInterrupt
-            return loaded
-
-        path = os.fsencode(self.path)
         kernels.leave_out_broken_amx()
         callback = llama_cpp.llama_progress_callback(on_progress)
         params.progress_callback = callback
+        params.no_host = bool(self.kernels.types)
         with listening():
             llama_cpp.llama_backend_init()
-        if self.repack:
-            pointer, choice = kernel_choice.load(
-                self.path,
-                load_file,
-                placed,
-                writes=writes,
-                phases=phases,
-                may_measure=may_measure,
-            )
-        else:
-            pointer, choice = load_file(False), kernel_choice.Choice()
-        if not pointer:
+        with offered(self.kernels), listening():
+            path = os.fsencode(self.path)
+            loaded: int | None = llama_cpp.llama_model_load_from_file(path, params)
+            is_stopped = bool(raised) or log.interrupted
+            if loaded and is_stopped:
+                llama_cpp.llama_model_free(loaded)
+        if is_stopped:
+            raise raised[0] if raised else KeyboardInterrupt
+        if not loaded:
             raise self._load_error(params)
-        return pointer, choice
+        return loaded
 
     def _template(self, name: bytes | None) -> str | None:
         """A Jinja template of the file; llama.cpp gives a name instead for a model without one."""
@@ -316,8 +295,12 @@ class Model:
         return self._used_devices() if self.n_gpu_layers else ()
 
     def _used_devices(self) -> tuple[str, ...]:
-        local = [at.name for at in offload_devices()]
-        return (*self.rpc, *(local if self._gpu is None else local[self._gpu : self._gpu + 1]))
+        return usable_devices(self.rpc, self._gpu)
+
+    @property
+    def placed(self) -> Placed:
+        """Where its layers are, as it was loaded."""
+        return Placed(self._used_devices(), self._n_gpu_layers, self.overrides)
 
     @property
     def places(self) -> frozenset[str]:
@@ -347,6 +330,12 @@ class Model:
             with listening():
                 llama_cpp.llama_model_free(self._pointer)
             self._pointer = None
+
+
+def usable_devices(rpc: Sequence[str] = (), gpu: int | None = None) -> tuple[str, ...]:
+    """Names of the devices that layers can be on: see `rpc` and `gpu` of Model."""
+    local = [at.name for at in offload_devices()]
+    return (*rpc, *(local if gpu is None else local[gpu : gpu + 1]))
 
 
 def _key_array(overrides: KeyOverrides) -> Any:

@@ -6,7 +6,7 @@ import os
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,9 +22,8 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Session
 from ggufspec.errors import DecodeError, NoRoomError, OptionError, OutOfMemoryError
 from ggufspec.llama import kernels
-from ggufspec.llama.attention import measure_attention
 from ggufspec.llama.context import Context
-from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.context_options import ContextOptions, default_attention
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
@@ -66,9 +65,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         shape_of(header)  # raises where llama.cpp would end the process
         self._model = Model(path, n_gpu_layers=n_gpu_layers)
         try:
-            options = ContextOptions(n_ctx=n_ctx, n_threads=n_threads)
-            attention = measure_attention(self._model, None, options)
-            options = replace(options, flash_attention=attention.setting)
+            attention = default_attention(self._model)
+            options = ContextOptions(n_ctx, n_threads=n_threads, flash_attention=attention)
             self._context = Context(self._model, options)
         except BaseException:
             self._model.close()

@@ -64,7 +64,7 @@ def test_a_profile_measured_beside_busy_programs_serves_one_batch(
             return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(calibration, "is_busy", lambda n_threads: True)
+        patch.setattr(calibration, "undisturbed", lambda measure, n_threads: None)
         first = profile(task)
     assert profile({**task, "profile": first}) == first, "of the batch's next worker"
     assert not stored()

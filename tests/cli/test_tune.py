@@ -12,10 +12,13 @@ import ggufspec
 from ggufspec.cli.render import echo_bars
 from ggufspec.drafting import cost_model, profile_store
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.llama.attention import Attention, unmeasured_attention
+from ggufspec.llama.context_options import default_attention
 from ggufspec.llama.devices import libraries
-from ggufspec.llama.profile_key import profile_key
-from ggufspec.llama.timing import DraftTimes
+from ggufspec.measure import table
+from ggufspec.measure.attention import Attention
+from ggufspec.measure.passes import DraftTimes
+from ggufspec.measure.profile_key import profile_key
+from ggufspec.measure.table import Row
 from ggufspec.standin.embedded import embedded_draft
 
 QUICK = ("--runs", "1", "--max-n", "4", "--depth", "20")
@@ -40,9 +43,14 @@ def tune(command: Command, target: Path, draft: Path) -> Command:
 
 
 def records() -> list[profile_store.Record]:
-    """Those of `tune`: loading stores its choice of flash attention, too."""
-    found = profile_store.records()
-    return [each for each in found if each.facts.get("about") != "attention"]
+    """Those of `tune` about pairs: loading stores passes of models, too."""
+    return [each for each in profile_store.records() if each.facts.get("about") != "passes"]
+
+
+def tables(path: Path) -> list[profile_store.Record]:
+    """The tables of a model's passes."""
+    model = profile_store.fingerprint(path)
+    return [each for each in profile_store.records() if each.facts.get("model") == model]
 
 
 # What it tells
@@ -115,7 +123,7 @@ def test_caches_that_need_flash_attention_keep_it(command: Command) -> None:
         "tune", "-m", embedded_draft(), *QUICK, *caches, "-t", "1", "-b", "64", "--json"
     ).document
     assert document["trials"] == []
-    assert document["chosen"]["flash_attention"] == unmeasured_attention().setting
+    assert document["chosen"]["flash_attention"] == default_attention()
 
 
 def test_a_target_alone(command: Command, target: Path) -> None:
@@ -149,11 +157,12 @@ def test_a_draft_that_costs_too_much_cannot_pay(
     tune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ggufspec.llama.timing.time_target",
+        "ggufspec.measure.passes.time_target",
         lambda context, sizes, **how: {n: [0.01] for n in sizes},
     )
     monkeypatch.setattr(
-        "ggufspec.llama.timing.time_draft", lambda context, **how: DraftTimes([0.0101], [0.02], 16)
+        "ggufspec.measure.passes.time_draft",
+        lambda context, **how: DraftTimes([0.0101], [0.02], 16),
     )
     given = ("-t", "1", "-td", "1", "-fa", "on")
     drafted = tune(*given, "--json").document["draft"]
@@ -168,7 +177,7 @@ def test_a_step_that_drafts_a_block_is_called_so(
     tune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ggufspec.llama.timing.time_draft", lambda context, **how: DraftTimes([0.004], [], 0, 7)
+        "ggufspec.measure.passes.time_draft", lambda context, **how: DraftTimes([0.004], [], 0, 7)
     )
     assert "One block of 7 draft tokens costs 4.00 ms" in tune("-t", "1", "-td", "1").out
 
@@ -199,10 +208,13 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
         assert batches == (min(chosen["n_batch"], most), min(chosen["n_batch_draft"], most))
         assert chosen["n_batch"] < 512, "halves are tried"
         document = profile_store.recall(profile_key(engine.pair.target, engine.pair.draft))
+        rows = table.recall(table.key_in(engine.pair.target))
+        types = " ".join(engine.pair.target.model.kernels.types)
     assert (document["settings"], document["measured"]) == (chosen, "tune")
     costs = cost_model.of_document(document["costs"]).resized(5)
     assert costs.curve[0] > 0
     assert costs.step > 0
+    assert {Row(types, "off", n, 20) for n in range(1, 6)} <= rows.keys()
 
 
 def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, draft: Path) -> None:
@@ -251,11 +263,14 @@ def test_a_pair_is_forgotten_or_everything(
     command("tune", "-m", draft, *QUICK)
     assert len(records()) == 5
     result = command("tune", "-m", target, "-md", draft, "--forget")
-    assert (result.code, result.out) == (0, "Deleted 4 records.\n")
-    assert command("tune", "-m", target, "--forget", "--json").document == {"forgotten": 0}
-    assert len(records()) == 2
-    assert command("tune", "--forget").out == "Deleted 3 records.\n"
-    assert records() == []
+    assert (result.code, result.out) == (0, "Deleted 3 records.\n")
+    n_tables, n_of_draft = len(tables(target)), len(tables(draft))
+    assert min(n_tables, n_of_draft) > 0, "a pair's go with its target"
+    found = command("tune", "-m", target, "--forget", "--json").document
+    assert found == {"forgotten": n_tables}
+    assert (tables(target), len(records())) == ([], 2)
+    assert command("tune", "--forget").out == f"Deleted {2 + n_of_draft} records.\n"
+    assert [*profile_store.records()] == []
 
 
 # What can be wrong

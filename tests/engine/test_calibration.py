@@ -14,9 +14,10 @@ import tiny
 
 import ggufspec
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine import calibration
 from ggufspec.engine.engine import Engine
+from ggufspec.llama import cpu_use
+from ggufspec.llama.cpu_use import CpuUse
 
 SAMPLED: Any = {"temperature": 1.0, "max_tokens": 40, "ignore_eos": True}
 N_DRAFT_MAX, N_SLOTS = 40, 3
@@ -72,20 +73,15 @@ def test_two_threads_measure_once_and_equal_seeds_give_equal_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one slot, so that they share no passes, whose rounding depends on what is beside."""
-    measured: list[CostModel] = []
+    measured: list[float] = []
 
-    def slow(*_: object, n_most: int, n_sharers: int, **other: object) -> CostModel:
-        """The first finds that drafting is cheap, the second that it is dear."""
-        costs = CostModel(n_most, n_sharers)
-        measured.append(costs)
-        factor = 100.0 if len(measured) > 1 else 1.0
+    def slow(*_: object, **how: object) -> dict[int, list[float]]:
+        """The first finds that long passes are cheap, the second that they are dear."""
+        measured.append(100.0 if measured else 1.0)
         time.sleep(0.2)
-        costs.observe_target(1, 0.001)
-        costs.observe_target(8, 0.001 * factor)
-        costs.observe_draft(1, 0.0001 * factor)
-        return costs
+        return {1: [0.001], 8: [0.001 * measured[-1]]}
 
-    monkeypatch.setattr(calibration, "measure_costs", slow)
+    monkeypatch.setattr(calibration, "time_target", slow)
     found: list[list[int]] = []
     target = tiny.write_llama(tmp_path / "target.gguf")
     draft = tiny.write_llama(tmp_path / "draft.gguf", perturb=0.1)
@@ -126,11 +122,11 @@ def test_engines_that_share_a_profile_write_the_same(tmp_path: Path, engine: Eng
         calibration.settle(engine.pair, {"costs": 3})
 
 
-@pytest.mark.parametrize("when", ["is_busy", "were_disturbed"])
 def test_beside_busy_programs_seeds_start_from_assumed_costs_which_are_not_stored(
-    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(calibration, when, lambda *_: True)
+    monkeypatch.delenv(cpu_use.VARIABLE)
+    monkeypatch.setattr(CpuUse, "is_disturbed", lambda *_: True)
     target = tiny.write_llama(tmp_path / "target.gguf")
     draft = tiny.write_llama(tmp_path / "draft.gguf", perturb=0.1)
     how: Any = {"n_ctx": 256, "n_threads": 1, "flash_attention": "off"}

@@ -31,7 +31,7 @@ from ggufspec.errors import (
     SessionError,
 )
 from ggufspec.llama import saved_text
-from ggufspec.llama.attention import unmeasured_attention
+from ggufspec.llama.context_options import default_attention
 from ggufspec.llama.saved_text import SavedText
 
 START = 8 + 4 + 8 + 32  # bytes before the header
@@ -115,7 +115,7 @@ def test_other_targets_types_and_sizes_are_named(tmp_path: Path, files: Files, p
     with load(files) as engine:
         engine.save(path, prompt_of(1))
     other = {"target": tiny.write_llama(tmp_path / "other.gguf", seed=5)}
-    usual = unmeasured_attention().setting
+    usual = default_attention()
     cases: list[tuple[Files, dict[str, Any], str]] = [
         (other, {}, "this target: its fingerprint is"),
         (files, {"type_k": "f32"}, "its type_k is f16, and now it is f32"),

@@ -12,7 +12,7 @@ import tiny
 import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit, speeds
-from ggufspec.llama import attention, kernel_choice, model
+from ggufspec.llama import model
 from ggufspec.llama.devices import Device
 from ggufspec.placement.speeds import HOST_BANDWIDTH, Gpu, Machine
 
@@ -128,36 +128,3 @@ def test_costs_start_from_where_the_layers_are(
     assert on_cpu.step != part.step
     assert on_cpu.target == part.target
     assert len(start(n_gpu_layers=1, n_draft_max=3, n_slots=2).target) == 8
-
-
-def test_the_first_drafts_cost_what_the_choice_of_kernels_has_measured(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = {1: 10.0, 2: 11.0, 4: 12.0, 8: 20.0}
-    choice = kernel_choice.Choice(("q4_0",), {1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0}, times)
-    real = kernel_choice.load
-
-    def load(*about: Any, **more: Any) -> tuple[int | None, kernel_choice.Choice]:
-        return real(*about, **more)[0], choice
-
-    monkeypatch.setattr(kernel_choice, "load", load)
-    with ggufspec.load(target, n_threads=1, n_draft_max=11, flash_attention="off") as engine:
-        curve = engine.pair.profile.costs.curve
-    assert [round(seconds / curve[0], 6) for seconds in curve] == pytest.approx(
-        [1, 1.1, 1.15, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.4, 2.6, 2.8]
-    )
-
-
-def test_or_what_the_choice_of_flash_attention_has_measured_at_the_texts_depth(
-    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = {"on": [[1.0, 1.6, 2.0], [3.0, 3.0, 3.0]], "off": [[0.5, 0.8, 1.0], [1.5, 2.4, 3.0]]}
-    monkeypatch.setattr(attention, "time_passes", lambda model, until, deepest: times)
-    with ggufspec.load(target, draft, n_threads=1, n_draft_max=8, n_ctx=128) as engine:
-        costs = engine.pair.profile.costs
-    assert engine.attention is not None
-    assert engine.attention.startswith("flash attention off")
-    assert [seconds / costs.curve[0] for seconds in costs.curve] == pytest.approx(
-        [1, 1.2, 1.4, 1.6, 1.7, 1.8, 1.9, 2, 2.1]
-    )
-    assert costs.step / costs.curve[0] == pytest.approx(1)

@@ -11,7 +11,6 @@ from processes import python
 from small import small
 
 from ggufspec import _native, standin
-from ggufspec.drafting import profile_store
 from ggufspec.llama import kernels
 from ggufspec.models.quantization import header_of
 
@@ -118,7 +117,7 @@ def test_other_code_in_the_process_keeps_llama_cpps_kernels(quantized: Path) -> 
     ids=["other code", "memory"],
 )
 def test_where_llama_cpps_kernels_stay(before: str, reason: str, quantized: Path) -> None:
-    program = "_, used = logits(sys.argv[1], 8)\nprint(used.types, kernels.status().reason)\n"
+    program = "_, used = logits(sys.argv[1], 8)\nprint((*used.types,), kernels.status().reason)\n"
     before = f"import sys, llama_cpp\n{textwrap.dedent(before)}"
     assert run(program, quantized, before=before)[-1] == f"() {reason}"
 
@@ -172,7 +171,7 @@ def test_a_version_of_ggml_with_other_structures_is_not_used(
     program = """
         import ggufspec
         with ggufspec.load(sys.argv[1], n_ctx=64) as engine:
-            print(engine.pair.target.model.kernels.types, *engine.kernels)
+            print((*engine.pair.target.model.kernels.types,), *engine.kernels)
     """
     before = f"{textwrap.dedent(NEWER)}\n{change}\n"
     reason = f"this version of ggml has changed what they use of it: {what}"
@@ -237,45 +236,6 @@ def test_they_are_tried_where_nothing_links_the_library_of_the_cpus_backend() ->
     assert run(program)[-1].startswith("works ")
 
 
-def test_passes_of_the_model_decide_once(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was measured is stored, and used by the next process."""
-    monkeypatch.delenv(kernels.VARIABLE)
-    program = """
-        _, used = logits(sys.argv[1], 8)
-        print(used.reason)
-        print(*used.types)
-    """
-    stored: list[profile_store.Record] = []
-    while not stored:  # again, where another process disturbs the measurement
-        first = run(program, quantized)
-        stored = [
-            each for each in profile_store.records() if each.facts["about"] == "kernels of a model"
-        ]
-    assert len(stored) == 1
-    assert {*stored[0].document["llama_cpp"]} == {"1", "2", "4", "8"}
-    assert run(program, quantized)[-2:] == first[-2:]
-    assert "passes over 1/2/4/8 tokens take" in first[-2]
-
-
-def test_ctrl_c_ends_a_measurement(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(kernels.VARIABLE)
-    program = """
-        import signal
-        shares = []
-
-        def press(share):  # in the first of five phases it is loaded, in the second measured
-            shares.append(share)
-            if share > 0.2:
-                signal.raise_signal(signal.SIGINT)
-
-        try:
-            Model(sys.argv[1], progress=press)
-        except KeyboardInterrupt:
-            print(sum(share > 0.2 for share in shares))
-    """
-    assert run(program, quantized) == ["1"]
-
-
 def test_ctrl_c_ends_a_pass_that_is_measured(quantized: Path) -> None:
     program = """
         import llama_cpp, signal, threading
@@ -295,81 +255,11 @@ def test_ctrl_c_ends_a_pass_that_is_measured(quantized: Path) -> None:
     assert int(last) == -1, "the pass has ended before its end"
 
 
-# Loads the file with a clock that runs slower after a load with our kernels for certain types.
-SLOWED = """
-    from pathlib import Path
-    import llama_cpp
-    from ggufspec import _native
-    from ggufspec.common.progress import Phases
-    from ggufspec.llama import bare_context, kernel_choice, kernels
-
-    shares = []
-    offered, clock = [], {"now": 0.0, "step": 1.0}
-    offer = _native.offer_kernels
-
-    class Extension:
-        Context = _native.Context
-
-        @staticmethod
-        def offer_kernels(types, both=False):
-            offered.extend(types)
-            offer(types, both)
-
-    def load_file(no_host):
-        assert no_host == bool(offered)
-        slow = {*map(kernels.status().types.get, sys.argv[2].split())}
-        clock["step"] = 1.0 if not offered else 2.0 if slow & {*offered} else 0.5
-        offered.clear()
-        params = llama_cpp.llama_model_default_params()
-        return llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
-
-    def perf_counter():
-        clock["now"] += clock["step"]
-        return clock["now"]
-
-    kernel_choice.perf_counter = bare_context.perf_counter = perf_counter
-    kernel_choice._native = Extension
-    llama_cpp.llama_backend_init()
-    kernels.leave_out_broken_amx()  # as Model does
-    placed = kernel_choice.Placed(*((["GPU0"], int(sys.argv[3])) if len(sys.argv) > 3 else ()))
-    how = {"writes": True, "phases": Phases(shares.append)}
-    pointer, choice = kernel_choice.load(Path(sys.argv[1]), load_file, placed, **how)
-    assert pointer
-    assert shares == sorted(shares) and (len({*shares}) > 3) == bool(choice.reason)
-    print(*choice.types)
-    print(choice.reason)
-"""
-
-
-@pytest.mark.parametrize(("slow", "chosen"), [("q6_K", "q4_K"), ("q4_K q6_K", "")])
-def test_types_whose_kernels_are_slower_are_left_to_llama_cpp(
-    slow: str, chosen: str, quantized: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(kernels.VARIABLE)
-    types, reason = run(SLOWED, quantized, slow)
-    assert types == chosen
-    assert ("own kernels for" if chosen else "llama.cpp's kernels: ") in reason
-
-
-@pytest.mark.parametrize(
-    ("slow", "n_layers", "chosen"),
-    [("none", "1", "q4_K q6_K"), ("none", "-1", ""), ("q4_K", "1", "")],
-)
-def test_layers_that_devices_leave_to_the_processor_are_measured_with_a_prompt(
-    slow: str, n_layers: str, chosen: str, quantized: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(kernels.VARIABLE)
-    types, reason = run(SLOWED, quantized, slow, n_layers)
-    assert types == chosen
-    assert ("passes over 1/2/4/8/512 tokens take" in reason) == (n_layers != "-1")
-    assert ("file's weights beside them for prompts" in reason) == bool(chosen)
-
-
 def test_packed_weights_beside_those_of_the_file_compute_the_same(quantized: Path) -> None:
     lines = run(
         """
         from ggufspec import _native
-        from ggufspec.llama import kernel_choice
+        from ggufspec.llama import kernel_offer
         offer = _native.offer_kernels
 
         class Both:
@@ -377,7 +267,7 @@ def test_packed_weights_beside_those_of_the_file_compute_the_same(quantized: Pat
             offer_kernels = staticmethod(lambda types, both=False: offer(types, bool(types)))
 
         first, used = logits(sys.argv[1], 8)
-        kernel_choice._native = Both
+        kernel_offer._native = Both
         for mmap in (True, False):
             again, _ = logits(sys.argv[1], 8, mmap=mmap)
             print(bool(used.types), (first == again).all())
@@ -401,21 +291,3 @@ def test_a_forked_process_computes_the_same(quantized: Path) -> None:
         quantized,
     )
     assert lines[-1] == "0 True"
-
-
-def test_times_that_other_programs_disturbed_are_not_kept(
-    quantized: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where one token took longer than two."""
-    monkeypatch.delenv(kernels.VARIABLE)
-    disturbed = SLOWED.replace(
-        "        return clock",
-        """
-        clock["n"] = clock.get("n", -1) + 1
-        clock["now"] += 9 * (clock["n"] % 8 == 2)  # the end of the first pass of each repetition
-        return clock""",
-    )
-    for program, n_stored in ((disturbed, 0), (SLOWED, 1)):
-        run(program, quantized, "none")
-        stored = [*profile_store.records()]
-        assert len([each for each in stored if "llama_cpp" in each.document]) == n_stored

@@ -27,8 +27,8 @@ from ggufspec.engine.load_options import LoadOptions
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices
 from ggufspec.llama.model import Model
-from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
+from ggufspec.measure.profile_key import profile_key
 from ggufspec.placement.rpc_address import Address, greet
 from ggufspec.placement.speeds import Gpu
 

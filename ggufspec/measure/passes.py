@@ -1,27 +1,71 @@
-"""Measures the seconds of forward passes over a generated text."""
+"""Measures the seconds of whole passes, in contexts made for that or in those of a pair."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
+from math import inf
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 from ggufspec.common.progress import Progress
 from ggufspec.decoding.types import Logits
-from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
+from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab_map import VocabMap, filler_tokens
 
 Kind = TypeVar("Kind")
 
+SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
+PIECE = 64  # tokens of a pass over a piece of a prompt; larger pieces cost as much per token
+_DEEP = 1024  # tokens before a pass, from which on passes are repeated least
+_MOST_ROUNDS, _FEWEST_ROUNDS, _FEWEST_DEEP = 9, 3, 2
+
 _N_READ = 16
-_SHORT = 32  # tokens in the cache, for a quick measurement
 _MOST_REPEATS = 10  # times n_repeats, for short passes
 HOPELESS = 2.0  # times the best number of threads; slower numbers are not tried further
+
+
+def measure(
+    contexts: Mapping[Kind, BareContext],
+    passes: Iterable[tuple[int, int]],
+    *,
+    at_least: float,
+    most: Mapping[tuple[int, int], float] | None = None,
+    tell: Callable[[float], object] = lambda share: None,
+) -> dict[Kind, dict[tuple[int, int], float]] | None:
+    """The least seconds of passes over (tokens, depth), by context; None: a model has no passes.
+
+    Contexts and sizes take turns, so that slow moments of the machine slow all of them down. Passes
+    are repeated for `at_least` seconds, those over pieces of prompts not at all. A pass that takes
+    longer than its time in `most` ends the measurement. `tell` is called after each pass, with the
+    share that is done. Raises KeyboardInterrupt within a pass.
+    """
+    found: dict[Kind, dict[tuple[int, int], float]] = {kind: {} for kind in contexts}
+    wanted = sorted(passes, key=lambda each: (each[1], each[0]))
+    depths = sorted({depth for _, depth in wanted})
+    for i, depth in enumerate(depths):
+        if not all(context.fill(depth) for context in contexts.values()):
+            return None
+        n_rounds, began = _FEWEST_DEEP if depth >= _DEEP else _FEWEST_ROUNDS, perf_counter()
+        for j in range(_MOST_ROUNDS):
+            if j >= n_rounds and perf_counter() - began > at_least / len(depths):
+                break
+            sizes = [n for n, at in wanted if at == depth and (n < PIECE or not j)]
+            for size, (kind, context) in product(sizes, contexts.items()):
+                seconds = context.seconds(size, min(size, max(SIZES)))
+                if seconds is None:
+                    return None
+                at = size, depth
+                found[kind][at] = min(seconds, found[kind].get(at, inf))
+                tell((i + min((j + 1) / n_rounds, 1.0)) / len(depths))
+                if seconds > (most or {}).get(at, inf):
+                    return found
+    return found
 
 
 class DraftTimes(NamedTuple):
@@ -125,31 +169,6 @@ def time_draft(
         filled.score(1)  # drops the tokens of the last reading
         readings.append(_seconds(partial(filled.read, n_read)))
     return DraftTimes(steps, readings, n_read, context.n_per_step)
-
-
-def measure_costs(
-    target: Context,
-    sizes: Sequence[int],
-    progress: Progress | None = None,
-    *,
-    n_most: int,
-    n_sharers: int = 1,
-    n_per_step: int = 1,
-    sequence: int = 0,
-) -> CostModel:
-    """The costs of a target, from a few passes over each of `sizes` tokens in one sequence.
-
-    n_most, n_sharers, n_per_step: see CostModel; larger passes than those measured are
-    extrapolated. Raises OptionError where the context is smaller than the largest size,
-    DecodeError, ClosedError.
-    """
-    costs = CostModel(n_most, n_sharers, n_per_step=n_per_step)
-    found = time_target(
-        target, sizes, depth=_SHORT, n_repeats=2, progress=progress, sequence=sequence
-    )
-    for size, seconds in found.items():
-        costs.observe_target(size, min(seconds))
-    return costs
 
 
 def time_threads(

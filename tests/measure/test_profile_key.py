@@ -16,8 +16,8 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.llama import context, devices
-from ggufspec.llama.attention import unmeasured_attention
-from ggufspec.llama.profile_key import pair_key, profile_key
+from ggufspec.llama.context_options import default_attention
+from ggufspec.measure.profile_key import pair_key, profile_key
 from ggufspec.placement.speeds import Gpu
 
 
@@ -118,6 +118,8 @@ def test_a_file_that_is_gone_meanwhile(target: Path) -> None:
 class Library:
     """The device functions of a ggml with such devices."""
 
+    _name = "libggml.so"
+
     def __init__(self, *found: tuple[bytes | None, bytes, int]) -> None:
         class Function:
             def __init__(self, call: Any) -> None:
@@ -170,7 +172,7 @@ def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
             assert a.options.flash_attention == b.options.flash_attention
             return a.n_threads, b.n_threads, a.options.flash_attention, a.n_batch, b.n_batch
 
-    usual = unmeasured_attention().setting
+    usual = default_attention()
     assert loaded() == (3, 2, "off", 200, 64), "no larger than the context"
     assert loaded(n_threads=1) == (1, 2, "off", 200, 64)
     assert loaded(n_threads_draft=4, n_batch=128) == (3, 4, "off", 128, 128)

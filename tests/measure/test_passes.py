@@ -12,11 +12,11 @@ import pytest
 import tiny
 
 from ggufspec.errors import OptionError
-from ggufspec.llama import timing
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
-from ggufspec.llama.timing import (
+from ggufspec.measure import passes as timing
+from ggufspec.measure.passes import (
     FilledContext,
     filler_tokens,
     time_draft,

@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,35 +14,50 @@ from time import perf_counter, sleep
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 import tiny
 from patience import PATIENCE
 
 import ggufspec
 from ggufspec.drafting import profile_store
-from ggufspec.llama import attention, cpu_use, devices
-from ggufspec.llama.attention import (
+from ggufspec.llama import cpu_use, devices
+from ggufspec.llama.bare_context import BareContext
+from ggufspec.llama.context_options import ContextOptions, default_attention
+from ggufspec.llama.model import AttentionHeads, Model
+from ggufspec.measure import attention
+from ggufspec.measure.attention import (
     Attention,
-    Times,
     UsualText,
-    choose_attention,
+    choose,
     measure_attention,
     time_passes,
-    unmeasured_attention,
 )
-from ggufspec.llama.bare_context import BareContext
-from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.model import AttentionHeads, Model
+from ggufspec.measure.disturbed import Watch
+from ggufspec.measure.passes import PIECE, SIZES
+from ggufspec.measure.table import Row, Table
 from ggufspec.standin import embedded
 
-UNMEASURED = unmeasured_attention().setting
+UNMEASURED = default_attention()
+SHORT = UsualText(0, 200)
+Times = Mapping[str, Sequence[Sequence[float]]]  # by way, then by depth (two), then by size
+
+
+def rows(times: Times, text: UsualText = SHORT, types: str = "") -> Table:
+    sizes = (*SIZES, PIECE)
+    return {Row(types, way, 1, 0): 0.1 for way in times} | {
+        Row(types, way, size, depth): seconds
+        for way, of_way in times.items()
+        for depth, of_depth in zip((attention.DEPTHS[0], text.deepest), of_way, strict=True)
+        for size, seconds in zip(sizes, of_depth, strict=False)
+    }
 
 
 def times(flash: float, plain: float, many: float = 1.0) -> Times:
-    """As long for passes over one and four tokens; `many`: without flash attention, for eight."""
-    n_depths = len(attention.DEPTHS)
-    return {"on": [[flash, flash, 1.0]] * n_depths, "off": [[plain, plain, many]] * n_depths}
+    """As long for passes over one to four tokens; `many`: without flash attention, for eight."""
+    return {
+        "on": [[flash, flash, flash, 1.0]] * 2,
+        "off": [[plain, plain, plain, many]] * 2,
+    }
 
 
 class Timer:
@@ -51,9 +66,13 @@ class Timer:
     def __init__(self, answer: Times | None) -> None:
         self.answer, self.asked = answer, 0
 
-    def __call__(self, model: Model, until: float, deepest: int) -> Times | None:
+    def __call__(self, model: Model, text: UsualText, watch: Watch) -> Table:
         self.asked += 1
-        return self.answer
+        if self.answer is None:  # a pass took too long
+            return {Row(" ".join(model.kernels.types), "on", *text.passes[0]): 9.0}
+        slow = [[1.5] * 5] * 2  # ours
+        found = rows({"own": slow, **self.answer}, text, " ".join(model.kernels.types))
+        return {row: 0.05 * seconds for row, seconds in found.items()}
 
 
 @pytest.fixture
@@ -68,7 +87,8 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
 
 
 def chosen(*models: Times, depth: int = 100, has_draft: bool = True) -> Attention:
-    return choose_attention(UsualText(0, 2 * depth), *models, has_draft=has_draft)
+    text = UsualText(0, 2 * depth)
+    return choose(text, [(rows(each, text), ()) for each in models], has_draft=has_draft)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +120,7 @@ def test_flash_attention_is_off_where_it_is_clearly_slower(target: Times, settin
 def test_own_attention_is_used_unless_another_is_clearly_faster(
     own: float, flash: float, plain: float, setting: str
 ) -> None:
-    of_own = [[own, own, 1.0]] * len(attention.DEPTHS)
+    of_own = [[own, own, own, 1.0]] * 2
     found = chosen({"own": of_own, **times(flash, plain)}, has_draft=False)
     assert found.setting == setting
     assert found.own == pytest.approx(own / flash)
@@ -116,12 +136,11 @@ def test_the_draft_decides_too() -> None:
 
 def test_the_depth_of_the_texts_decides() -> None:
     """Flash attention has fewer operations, each of which takes longer on a CPU."""
-    target = {"on": [[0.1] * 3, [0.3] * 3], "off": [[0.2] * 3, [0.2] * 3]}
+    target = {"on": [[0.1] * 4, [0.3] * 4], "off": [[0.2] * 4, [0.2] * 4]}
     assert chosen(target, depth=40).setting == "auto"
     assert chosen(target, depth=500).setting == "off"
     half = chosen(target, depth=sum(attention.DEPTHS) // 2)
     assert half.ratio == pytest.approx(1.0)
-    assert np.allclose(half.seconds, 0.2)
 
 
 def test_longer_passes_count_with_a_draft_only() -> None:
@@ -135,7 +154,7 @@ LONG = UsualText(5000, 32)
 
 def long_times(flash: float, plain: float, prompt: float, plain_prompt: float) -> Times:
     """On an empty cache both ways take as long; at the depth of LONG, these seconds."""
-    empty, n = [0.1, 0.1, 0.1, 0.5], len(attention.PASS_SIZES)
+    empty, n = [0.1, 0.1, 0.1, 0.1, 0.5], len(SIZES)
     return {
         "on": [empty, [*[flash] * n, prompt]],
         "off": [empty, [*[plain] * n, plain_prompt]],
@@ -150,38 +169,35 @@ def long_times(flash: float, plain: float, prompt: float, plain_prompt: float) -
     ],
 )
 def test_a_long_text_is_judged_with_its_prompt(target: Times, setting: str) -> None:
-    found = choose_attention(LONG, target, has_draft=False)
+    found = choose(LONG, [(rows(target, LONG), ())], has_draft=False)
     assert found.setting == setting
     assert "a prompt of about 5,000 tokens" in str(found.reason)
 
 
 def test_a_long_answer_counts_more_than_a_short_prompt() -> None:
-    target = long_times(0.1, 0.3, 2.0, 1.2)
-    assert choose_attention(UsualText(100, 5000), target, has_draft=False).setting == "auto"
+    text = UsualText(100, 5000)
+    target = rows(long_times(0.1, 0.3, 2.0, 1.2), text)
+    assert choose(text, [(target, ())], has_draft=False).setting == "auto"
 
 
 # The measurement
 
 
-def test_whole_passes_are_timed_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_passes_are_timed_in_all_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MOST_SECONDS", 10.0)  # beside other programs
-    with closing(Model(embedded.embedded_target())) as model:
-        began = perf_counter()
-        found = time_passes(model, began + 60)
-        assert perf_counter() - began < 30
-    assert found is not None
-    for of_depth in found.values():
-        assert np.shape(of_depth) == (len(attention.DEPTHS), len(attention.PASS_SIZES))
-        assert 0 < np.min(of_depth) <= np.max(of_depth) < 1
-
-
-def test_long_texts_are_timed_with_pieces_of_prompts() -> None:
-    with closing(Model(embedded.embedded_target())) as model:
-        found = time_passes(model, perf_counter(), deepest=2048)
-    assert found is not None
-    for of_depth in found.values():
-        assert np.shape(of_depth) == (2, len(attention.PASS_SIZES) + 1)
-        assert of_depth[1][0] < of_depth[1][-1], "one token, and a piece of a prompt"
+    monkeypatch.setattr(Watch, "end", lambda *_: None)
+    for text in (SHORT, UsualText(2100, 32)):
+        with closing(Model(embedded.embedded_target())) as model:
+            began = perf_counter()
+            found = time_passes(model, text, Watch(1))
+            assert perf_counter() - began < 30
+        ways = {row.attention for row in found}
+        assert ways >= {"on", "off"}
+        passes = [(row.n_tokens, row.depth) for row in found if row.attention == "off"]
+        assert sorted(passes) == sorted(text.passes)
+        assert all(0 < seconds < 5 for seconds in found.values())
+    deepest = {row.n_tokens: found[row] for row in found if row[1::2] == ("off", text.deepest)}
+    assert deepest[1] < deepest[PIECE], "one token, and a piece of a prompt"
 
 
 def test_cells_are_filled_by_copies_of_a_few_tokens() -> None:
@@ -199,20 +215,19 @@ def test_cells_are_filled_by_copies_of_a_few_tokens() -> None:
         assert llama_cpp.llama_perf_context(context.pointer).n_p_eval == 32 + 4 + 4
 
 
-def test_nothing_is_decided_where_a_pass_takes_too_long_or_time_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_decided_where_a_pass_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MOST_SECONDS", 1e-6)
     with closing(Model(embedded.embedded_target())) as model:
-        assert time_passes(model, perf_counter() - attention.SECONDS) is None
-        monkeypatch.setattr(attention, "MOST_SECONDS", 1e-6)
-        assert time_passes(model, perf_counter() + 60) is None
+        assert len(time_passes(model, SHORT, Watch(1))) == 1
+        chosen = measure_attention(model, None, ContextOptions(64))
+    assert (chosen.setting, chosen.ratio) == (UNMEASURED, None)
 
 
 def test_recurrent_models_are_timed_or_left(tmp_path: Path) -> None:
     for write in (tiny.write_mamba, tiny.write_hybrid):
         with closing(Model(write(tmp_path / "model.gguf"))) as model:
-            found = time_passes(model, perf_counter() + 60)
-            assert found is None or found.keys() >= {"on", "off"}
+            found = time_passes(model, SHORT, Watch(1))
+            assert not found or {row.attention for row in found} >= {"on", "off"}
 
 
 def test_heads_are_read_from_the_file(tmp_path: Path) -> None:
@@ -233,29 +248,17 @@ def setting_of(target: Path, draft: Path | None = None, **options: Any) -> str:
         return engine.pair.target.options.flash_attention
 
 
-def test_a_load_measures_once_for_each_pair(target: Path, draft: Path, timer: Timer) -> None:
+def test_a_load_measures_each_model_once(target: Path, draft: Path, timer: Timer) -> None:
     assert setting_of(target, draft) == "off"
     assert timer.asked == 2, "target and draft"
     assert setting_of(target, draft, n_threads=1, n_draft_max=3) == "off"
-    assert timer.asked == 2, "it is remembered"
     timer.answer = times(0.1, 0.1)
-    assert setting_of(target) == setting_of(target) == "auto"
-    assert timer.asked == 3, "another pair, whose default is remembered too"
+    assert setting_of(target) == "off"
+    assert timer.asked == 2, "both are remembered, also of a target alone"
     timer.answer = None
     other = tiny.write_llama(target.with_name("other.gguf"), seed=1)
     assert setting_of(other) == setting_of(other) == UNMEASURED
-    assert timer.asked == 5, "what could not be measured in time twice is not tried again"
-
-
-def test_passes_that_were_too_slow_once_are_timed_again(
-    target: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other programs may have used the processor for a moment."""
-    disturbed = {**times(0.2, 0.1), "off": [[0.3, 0.1, 1.0]] * 2}
-    answers = iter([None, disturbed, None, timer.answer])
-    monkeypatch.setattr(attention, "time_passes", lambda *_: next(answers))
-    assert setting_of(target) == UNMEASURED, "neither is stored"
-    assert setting_of(target) == "off"
+    assert timer.asked == 3, "what takes too long is not tried again"
 
 
 @pytest.mark.parametrize(
@@ -323,9 +326,9 @@ def test_of_two_loads_at_once_one_measures_and_the_other_waits_for_it(
     """Their passes would disturb each other, and they might choose differently."""
     waits = threading.Event()
 
-    def slow(model: Model, until: float, deepest: int) -> Times | None:
+    def slow(model: Model, text: UsualText, watch: Watch) -> Table:
         assert waits.wait(PATIENCE)
-        return timer(model, until, deepest)
+        return timer(model, text, watch)
 
     class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -343,13 +346,21 @@ def test_of_two_loads_at_once_one_measures_and_the_other_waits_for_it(
     assert timer.asked == 1
 
 
-def test_times_that_other_programs_disturbed_are_not_kept(target: Path, timer: Timer) -> None:
-    timer.answer = {**times(0.2, 0.1), "off": [[0.1, 0.1, 1.0], [0.3, 0.1, 1.0]]}
-    assert setting_of(target) == UNMEASURED
-    assert timer.asked == 2, "it is measured again"
+def test_a_disturbed_time_is_measured_again_and_never_stored(
+    target: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one token took longer than two."""
+    asked = iter([True, True, True, False, False])
+
+    def time_disturbed(model: Model, text: UsualText, watch: Watch) -> Table:
+        found = timer(model, text, watch)
+        watch.end({(1, 32): 0.3 if next(asked) else 0.1, (2, 32): 0.1})
+        return found
+
+    monkeypatch.setattr(attention, "time_passes", time_disturbed)
+    assert (setting_of(target), timer.asked) == (UNMEASURED, 2)
     assert not [*profile_store.records()]
-    timer.answer = times(0.2, 0.1)
-    assert (setting_of(target), timer.asked) == ("off", 3)
+    assert (setting_of(target), timer.asked) == ("off", 4)
 
 
 def test_nothing_is_measured_beside_a_busy_program(
@@ -381,14 +392,8 @@ def test_nothing_is_measured_beside_a_busy_program(
 
 def test_a_damaged_record_is_measured_again(target: Path, timer: Timer) -> None:
     setting_of(target)
-    (record,) = [each for each in profile_store.records() if each.facts["about"] == "attention"]
-    profile_store.remember(record.facts, {"seconds": [{"on": 1, "off": ["much"]}]})
+    (record,) = [each for each in profile_store.records() if each.facts["about"] == "passes"]
+    document = {"rows": [["", "on", 1, 32, "much"], *record.document["rows"][1:]]}
+    profile_store.remember(record.facts, document)
     assert setting_of(target) == "off"
     assert timer.asked == 2
-
-
-def test_a_draft_for_llama_cpp_uses_it(target: Path, timer: Timer) -> None:
-    with closing(ggufspec.DraftModel(target, n_ctx=64)):
-        assert timer.asked == 1
-    assert setting_of(target) == "off"
-    assert timer.asked == 1
