@@ -19,6 +19,7 @@ from ggufspec.measure import passes as timing
 from ggufspec.measure.passes import (
     FilledContext,
     filler_tokens,
+    measure,
     time_draft,
     time_interleaved,
     time_target,
@@ -107,6 +108,39 @@ def test_the_smallest_context_of_all(llama: Path) -> None:
 def test_batches_that_no_context_holds_are_refused(llama: Path) -> None:
     with context_of(llama, n_ctx=4) as context, pytest.raises(OptionError, match="no room for"):
         time_target(context, [1, 5], depth=0, n_repeats=1)
+
+
+# Passes that decide
+
+
+class Passes:
+    """A context whose passes take given seconds, one after the other."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds_left = [*seconds]
+
+    def fill(self, n_tokens: int) -> bool:
+        return True
+
+    def seconds(self, n_tokens: int, n_rows: int) -> float | None:
+        return self.seconds_left.pop(0)
+
+
+def measured(*seconds: float, most: float) -> dict[tuple[int, int], float]:
+    contexts: Any = {"only": Passes(*seconds)}
+    sizes = [(1, 0), (2, 0)]
+    found = measure(contexts, sizes, at_least=0.0, most=dict.fromkeys(sizes, most))
+    assert found is not None
+    return found["only"]
+
+
+def test_the_least_of_three_rounds_counts() -> None:
+    assert measured(1, 2, 3, 1.5, 0.5, 9, most=10) == {(1, 0): 0.5, (2, 0): 1.5}
+
+
+def test_a_pass_that_is_slow_twice_ends_it_and_one_that_is_slow_once_does_not() -> None:
+    assert measured(5, 6, most=4) == {(1, 0): 5}
+    assert measured(5, 3, 3, 5, 3, 3, 3, most=4) == {(1, 0): 3, (2, 0): 3}
 
 
 # Threads
