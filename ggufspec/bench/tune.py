@@ -27,6 +27,7 @@ from ggufspec.measure.attention import Attention, measure_attention
 from ggufspec.measure.profile_key import profile_key
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.heads import DraftFile
+from ggufspec.placement.speeds import Shares
 
 CLEARLY_FASTER = 0.96  # a setting is chosen only below this share of the default's seconds
 PROMPT_TOKENS = (512, 2048)  # prompt length in trials of n_batch, on slow and fast machines
@@ -74,9 +75,7 @@ class Tuned:
     reading: Pass | None  # the draft's pass over one batch
     attention: str | None  # the choice of flash attention and its reason, if it was measured
     facts: dict[str, Any]  # the conditions of the measurement
-    model: dict[str, Any]  # the key of the target's table of passes
-    rows: table.Table  # for that table
-    assumed: Mapping[str, object]  # see engine.speeds.PairCosts
+    tables: Sequence[tuple[dict[str, object], table.Table, Shares]]  # see measure.table.add
 
     @property
     def costs(self) -> CostModel:
@@ -156,6 +155,9 @@ def tune(
                 vocab_map=engine.pair.vocab_map,
                 progress=partial(tell, "Measuring the draft"),
             )
+        medians = {n: median(each) for n, each in seconds.items()}
+        is_step = steps is not None and steps.steps and engine.pair.head is None
+        step = {1: median(steps.steps)} if steps and is_step else {}
         is_given = {name: None for name, value in asdict(given).items() if value}
         return Tuned(
             chosen=chosen,
@@ -167,21 +169,25 @@ def tune(
             reading=Pass.of(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),
-            model=table.key_in(target),
-            rows=table.rows_in(target, {n: median(each) for n, each in seconds.items()}, depth),
-            assumed=engine.pair.stored_profile.assumed,
+            tables=[
+                (table.key_in(context), table.rows_in(context, found, depth), assumed)
+                for context, found, assumed in zip(
+                    (target, draft), (medians, step), engine.pair.assumed, strict=False
+                )
+                if context is not None
+            ],
         )
 
 
 def keep(tuned: Tuned) -> bool:
     """Store the result, for loads without settings; returns False if it cannot be written."""
-    table.add(tuned.model, tuned.rows)
+    for about, rows, assumed in tuned.tables:
+        table.add(about, rows, assumed._asdict())
     known = StoredProfile(tuned.facts).recall(len(tuned.passes))
     document = {
         **(known.to_document() if known else {}),
         "costs": cost_model.to_document(tuned.costs),
         "settled_costs": cost_model.to_document(tuned.costs),
-        "assumed_seconds": tuned.assumed,
         "settings": asdict(tuned.chosen),
         "measured": "tune",
     }

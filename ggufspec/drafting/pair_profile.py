@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -139,13 +139,11 @@ class PairProfile:
 class StoredProfile:
     """A pair's profile on disk, stored under the facts that it depends on.
 
-    `facts`: None: nothing is stored. `start`, `n_per_step`: see CostModel. `assumed`: stored with
-    the profile: see engine.speeds.PairCosts.
+    `facts`: None: nothing is stored. `start`, `n_per_step`: see CostModel.
     """
 
     facts: Mapping[str, object] | None = None
     start: Start | None = None
-    assumed: Mapping[str, object] = field(default_factory=dict)
     n_per_step: int = 1
 
     def profile(self, n_most: int, n_sharers: int = 1) -> PairProfile:
@@ -169,7 +167,7 @@ class StoredProfile:
         """
         if self.facts is None or not profile.is_new:
             return
-        document = {**profile.to_document(), "assumed_seconds": self.assumed}
+        document = profile.to_document()
         if "costs" not in document:
             return  # all passes had fewer threads
         if document.pop("is_settled_disturbed", False):

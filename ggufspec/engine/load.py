@@ -36,6 +36,7 @@ from ggufspec.measure.first_costs import first_costs
 from ggufspec.measure.profile_key import pair_key, profile_key
 from ggufspec.models.head_facts import MTP
 from ggufspec.placement.memory import n_leaves
+from ggufspec.placement.speeds import Shares
 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
 # the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
@@ -155,15 +156,17 @@ def _load(
         if options.exact:
             check_exact(contexts[0])
         draft = contexts[1] if contexts[1:] else None
-        of_draft = _profile(contexts[1:], 1, options, places) if draft and not head else None
+        of_draft = _profile(contexts[1:], 1, options, places)[0] if draft and not head else None
+        stored_profile, assumed = _profile(contexts, options.n_slots, options, places)
         resources = ExitStack()
         pair = Pair(
             contexts[0],
             Head(link, draft) if link and draft else draft,
             n_draft_max=options.n_draft_max,
             vocab_map=vocab_map,
-            stored_profile=_profile(contexts, options.n_slots, options, places),
+            stored_profile=stored_profile,
             stored_profile_of_draft=of_draft,
+            assumed=assumed,
             texts=texts,
             n_cache_bytes=n_cache_bytes(options.cache_ram),
             is_exact=options.exact,
@@ -241,8 +244,11 @@ def _profile(
     n_slots: int,
     options: LoadOptions,
     places: Fit,
-) -> StoredProfile:
-    """What is known of the costs of the first context, for which the second one drafts."""
+) -> tuple[StoredProfile, Sequence[Shares]]:
+    """What is known of the costs of the first context, for which the second one drafts.
+
+    With the seconds that are assumed of a token with each model: see PairCosts.
+    """
     models = [context.model for context in contexts]
     n_most = contexts[0].n_rows * n_slots
     draft = contexts[1] if contexts[1:] else None
@@ -251,9 +257,8 @@ def _profile(
     return StoredProfile(
         profile_key(*contexts) if options.tuned else None,
         known or predicted.start,
-        predicted.assumed,
         contexts[1].n_per_step if contexts[1:] else 1,
-    )
+    ), predicted.assumed
 
 
 def _usual(options: LoadOptions) -> UsualText | None:

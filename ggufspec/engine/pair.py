@@ -25,6 +25,8 @@ from ggufspec.llama.head import Head
 from ggufspec.llama.text_key import text_key
 from ggufspec.llama.vocab import Vocab
 from ggufspec.llama.vocab_map import VocabMap
+from ggufspec.measure import table
+from ggufspec.placement.speeds import Shares
 
 _BLOCK = re.compile(r"(?s:.{1,65536})[^\n]*\n?")  # whole lines, so that Ctrl-C is heard between
 
@@ -46,6 +48,7 @@ class Pair:
         vocab_map: VocabMap | None = None,
         stored_profile: StoredProfile | None = None,
         stored_profile_of_draft: StoredProfile | None = None,
+        assumed: Sequence[Shares] = (),
         texts: TextStore | None = None,
         n_cache_bytes: int = 0,
         is_exact: bool = False,
@@ -55,7 +58,8 @@ class Pair:
 
         `texts`: that n-grams draft from. `n_cache_bytes`: for texts that have left their slots.
         `is_exact`: see `check_exact`.
-        `stored_profile_of_draft`: of the draft as a target of n-grams (staged drafts).
+        `stored_profile_of_draft`: of the draft as a target of n-grams (staged drafts). `assumed`:
+        seconds of a token with each model: see speeds.PairCosts.
         """
         self.target = target
         self.head = draft if isinstance(draft, Head) else None
@@ -75,6 +79,7 @@ class Pair:
         self.n_rows_draft = self.draft.n_rows if self.draft else 1
         self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
         self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
+        self.assumed = assumed
         self.texts = texts or TextStore()
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
         self._free = finalize(self, _free, self._pid, resources)  # neither refers to the pair
@@ -215,10 +220,24 @@ class Pair:
         self.slots.forget()
         self.texts.forget()
 
+    def _keep_passes(self) -> None:
+        """Add the costs of short texts with all threads to the tables of the models."""
+        costs = self.profile.costs
+        costs.use(0)
+        of_draft = {1: costs.step} if costs.knows_draft and self.head is None else {}
+        for context, seconds, assumed in zip(
+            self._roles, (costs.sizes, of_draft), self.assumed, strict=False
+        ):
+            if context is not None:
+                rows = table.rows_in(context, seconds, table.LEARNED_DEPTH)
+                table.replace(table.key_in(context), rows, assumed._asdict())
+
     def close(self) -> None:
         """Store what was learned, and free the models. Twice is fine."""
         try:
             if not self._closed:
+                if self.profile.is_new and self.stored_profile.facts is not None:
+                    self._keep_passes()
                 self.stored_profile.remember(self.profile)
                 self._stored_profile_of_draft.remember(self.profile_of_draft)
         finally:

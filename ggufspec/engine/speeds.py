@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ggufspec.drafting import cost_model, profile_store
-from ggufspec.drafting.cost_model import CostModel, Start
+from ggufspec.drafting.cost_model import Start
 from ggufspec.llama import kernels
-from ggufspec.llama.devices import machine, offload_devices
+from ggufspec.llama.devices import offload_devices
+from ggufspec.measure import table
 from ggufspec.models.shape import ModelShape
 from ggufspec.placement.speeds import (
     GPU_SLOPE,
@@ -19,6 +19,7 @@ from ggufspec.placement.speeds import (
     Gpu,
     Machine,
     PassTimes,
+    Shares,
     type_note,
 )
 
@@ -38,12 +39,12 @@ class PairCosts(NamedTuple):
     """Predicted costs of a pair on its devices.
 
     start: None if no GPU computes, or if speeds are unknown, as for RPC servers.
-    assumed: seconds of a pass over one token on CPU and on GPUs, before any run; stored profiles
-    divide measured seconds by these to find how much slower this machine is than assumed.
+    assumed: per model, seconds of a pass over one token on CPU and on GPUs, before any run.
+    Measured seconds are divided by these to find how much slower this machine is than assumed.
     """
 
     start: Start | None
-    assumed: Mapping[str, object]
+    assumed: Sequence[Shares]
 
 
 class PlacedShape(NamedTuple):
@@ -71,14 +72,13 @@ def predicted_costs(
     """The costs of models where they are, for passes of up to `n_most` tokens."""
     models = target, draft or target
     unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in known.gpus), None)
-    assumed = [each.times(unknown).shares(each.n)._asdict() for each in models]
-    named = dict(zip(("target", "draft") if draft else ("target",), assumed, strict=False))
+    assumed = [each.times(unknown).shares(each.n) for each in (target, draft) if each]
     if known.n_remote or not any(each.n for each in models):
-        return PairCosts(None, named)
+        return PairCosts(None, assumed)
     times, step = (each.times(known) for each in models)
     seconds = [times.seconds(models[0].n, n_tokens) for n_tokens in range(1, n_most + 1)]
     one, two = (step.seconds(models[1].n, n_tokens) for n_tokens in (1, 2))
-    return PairCosts(Start(seconds, step.drafting(models[1].n, 1), two - one), named)
+    return PairCosts(Start(seconds, step.drafting(models[1].n, 1), two - one), assumed)
 
 
 class _Measured(NamedTuple):
@@ -116,38 +116,18 @@ def with_measured_speeds(known: Machine, n_bytes: int) -> Machine:
 
 
 def _all_measured() -> Iterator[tuple[str, _Measured]]:
-    """Yields (device, measurement) from stored profiles of models that used one device."""
-    here = machine()
-    for record in profile_store.records():
-        pair = record.facts.get("pair", {})
-        if pair.get("machine") != here:
+    """Yields (device, measurement) from tables of models that used one device."""
+    here = kernels.build_key()
+    for facts, rows, assumed in table.records():
+        host, gpu = assumed.get("host", 0.0), assumed.get("gpu", 0.0)
+        ones = [row for row in rows if row.n_tokens == 1]
+        if bool(host) == bool(gpu) or not ones or not here.items() <= facts.items():
             continue
-        try:
-            costs = cost_model.of_document(record.document["costs"]).resized(_FEW)
-            assumed = record.document["assumed_seconds"]
-            yield from _measured_of(pair["target"], assumed["target"], costs.plain, _slope(costs))
-            if "draft" in assumed and costs.knows_draft and pair["draft"]["n_gpu_layers"]:
-                yield from _measured_of(pair["draft"], assumed["draft"], costs.step, None)
-        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
-            continue  # damaged, or stored by a version without these facts
-
-
-def _measured_of(
-    model: Mapping[str, Any], assumed: Mapping[str, float], seconds: float, slope: float | None
-) -> Iterator[tuple[str, _Measured]]:
-    host, gpu = assumed["host"], assumed["gpu"]
-    if host and gpu:
-        return
-    if slope is None:
-        slope = GPU_SLOPE if gpu else HOST_SLOPE
-    of = _Measured(model["n_bytes"], seconds / (host + gpu), slope)
-    for place in model["devices"] if gpu else [_CPU]:
-        yield place, of
-
-
-def _slope(costs: CostModel) -> float | None:
-    """Seconds that each further token adds to a pass; None if only one token was measured."""
-    one = costs.plain
-    measured = [n for n in range(2, _FEW + 1) if costs.n_measured(n)]
-    slopes = [(costs.curve[n - 1] / one - 1) / (n - 1) for n in measured]
-    return max(statistics.median(slopes), 0.0) if slopes else None
+        fastest = min(ones, key=lambda row: rows[row])
+        one = rows[fastest]
+        few = table.curve(rows, [fastest.types], fastest.attention, fastest.depth)
+        slopes = [(few[n] / one - 1) / (n - 1) for n in few if 1 < n <= _FEW]
+        usual = GPU_SLOPE if gpu else HOST_SLOPE
+        slope = max(statistics.median(slopes), 0.0) if slopes else usual
+        for place in facts["devices"] if gpu else [_CPU]:
+            yield place, _Measured(facts["n_bytes"], one / (host + gpu), slope)

@@ -139,11 +139,13 @@ def measure_attention(
     if not all(_is_known(model, text) for model in models):
         with measuring():
             for model in models:  # another process may have stored its rows meanwhile
-                if not _is_known(model, text) and not _measure(model, text):
+                if not _is_known(model, text):
+                    _measure(model, text)
+                if not _is_known(model, text):
                     return unmeasured
     if any(_is_slow(model, text) for model in models):
         return unmeasured
-    found = [(table.recall(table.key_of(model)), [*model.kernels.types]) for model in models]
+    found = [(_decisive(model, text), [*model.kernels.types]) for model in models]
     return choose(text, found, has_draft=draft is not None)
 
 
@@ -197,6 +199,11 @@ def _wanted(model: Model, text: UsualText) -> Iterator[tuple[Row, float | None, 
             yield row, rows.get(row), text.most_seconds.get(at, inf)
 
 
+def _decisive(model: Model, text: UsualText) -> Table:
+    """The rows that decide: others, which are added later, would change the choice."""
+    return {row: seconds for row, seconds, _ in _wanted(model, text) if seconds}
+
+
 def _is_slow(model: Model, text: UsualText) -> bool:
     return any(seconds and seconds > most for _, seconds, most in _wanted(model, text))
 
@@ -206,17 +213,15 @@ def _is_known(model: Model, text: UsualText) -> bool:
     return _is_slow(model, text) or all(seconds for _, seconds, _ in _wanted(model, text))
 
 
-def _measure(model: Model, text: UsualText) -> bool:
-    """Store the rows of a model; False: other programs disturb that, or they cannot be stored."""
+def _measure(model: Model, text: UsualText) -> None:
+    """Store the rows of a model, unless other programs disturb that."""
     found = undisturbed(lambda watch: time_passes(model, text, watch), n_threads_default())
     if found is None:
         logger.warning(
             "ggufspec: other programs use the processor, so attention is not measured: a later "
             "load measures it"
         )
-    known = table.recall(table.key_of(model))
-    new = {row: seconds for row, seconds in (found or {}).items() if row not in known}
-    return bool(found) and table.add(table.key_of(model), new)
+    table.add(table.key_of(model), found or {})
 
 
 def time_passes(model: Model, text: UsualText, watch: Watch) -> Table:

@@ -159,7 +159,7 @@ def _compare(
                 break
             phases.n += 2
         if found and choice is not None:
-            table.add(about, rows)
+            table.replace(about, rows)
             return choice
     logger.warning(
         "ggufspec: other programs use the processor, so kernels are not compared: a later load "

@@ -7,21 +7,26 @@ it was undisturbed.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import fingerprint
+from ggufspec.errors import ModelError
 from ggufspec.llama import devices, kernels
 from ggufspec.llama.context import Context
 from ggufspec.llama.kernel_offer import Placed
 from ggufspec.llama.model import Model
 from ggufspec.models.adapters import Adapters
+from ggufspec.models.gguf_file import Tensor
 from ggufspec.models.header import read_header
 
+LEARNED_DEPTH = 256  # tokens before a pass, of costs that were learned in short texts
 _ABOUT = "passes"
 
 
@@ -49,9 +54,10 @@ def key(
     type_k: str = defaults.KV_TYPE,
     type_v: str = defaults.KV_TYPE,
 ) -> dict[str, object]:
-    """All facts that each row of a model's table depends on. Raises ModelError."""
-    header = read_header(path)
-    matrices = header.matrices
+    """All facts that each row of a model's table depends on."""
+    matrices: Sequence[Tensor] = ()
+    with suppress(ModelError):  # the file is gone: nothing is stored
+        matrices = read_header(path).matrices
     found: dict[str, object] = {
         "about": _ABOUT,
         "model": fingerprint(path),
@@ -107,26 +113,67 @@ def recall(about: Mapping[str, object]) -> Table:
     return _rows((profile_store.recall(about) or {}).get("rows"))
 
 
-def add(about: Mapping[str, object], rows: Table) -> bool:
-    """Store rows beside those that are known; False if there are none, or they cannot be stored."""
+def add(
+    about: Mapping[str, object], rows: Table, assumed: Mapping[str, float] | None = None
+) -> bool:
+    """Store rows that are not known yet: those that decided stay, so that choices do not change.
 
+    assumed: seconds of a pass over one token on "host" and "gpu": see engine.speeds. Returns False
+    if there are no rows, or they cannot be stored.
+    """
+    return _store(about, rows, lambda known: {**rows, **known}, assumed)
+
+
+def replace(
+    about: Mapping[str, object], rows: Table, assumed: Mapping[str, float] | None = None
+) -> bool:
+    """`add`, but of rows that are known, too, these are stored."""
+    return _store(about, rows, lambda known: {**known, **rows}, assumed)
+
+
+def _store(
+    about: Mapping[str, object],
+    rows: Table,
+    merge: Callable[[Table], Table],
+    assumed: Mapping[str, float] | None,
+) -> bool:
     def merged(known: Mapping[str, object]) -> dict[str, object]:
-        table = {**_rows(known.get("rows")), **rows}
-        return {"rows": [[*row, seconds] for row, seconds in sorted(table.items())]}
+        table = merge(_rows(known.get("rows")))
+        found = {"rows": [[*row, seconds] for row, seconds in sorted(table.items())]}
+        return {**known, **found, **({"assumed": assumed} if assumed else {})}
 
-    return bool(rows) and profile_store.update(about, merged)
+    is_known = about["model"] is not None
+    return bool(rows) and is_known and profile_store.update(about, merged)
 
 
-def of_same_types(about: Mapping[str, object]) -> Iterator[tuple[Table, float]]:
+class Record(NamedTuple):
+    """A stored table. facts: its key. assumed: see add; empty if unknown."""
+
+    facts: Mapping[str, Any]
+    rows: Table
+    assumed: Mapping[str, float]
+
+
+def records() -> Iterator[Record]:
+    """All stored tables."""
+    for _, facts, document in map(astuple, profile_store.records()):
+        is_whole = isinstance(facts.get("n_bytes"), int)
+        if facts.get("about") == _ABOUT and is_whole:
+            found = document.get("assumed")
+            parts = found.items() if isinstance(found, dict) else ()
+            assumed = {of: each for of, each in parts if isinstance(each, (int, float))}
+            yield Record(facts, _rows(document.get("rows")), assumed)
+
+
+def of_same_types(about: Mapping[str, object]) -> Iterator[tuple[Table, int]]:
     """Tables of other models with the same types of weights on this machine, and their bytes."""
-    own = {"model", "n_bytes"}
-    same = {name: value for name, value in about.items() if name not in own}
-    for record in profile_store.records():
-        facts = record.facts
-        n_bytes = facts.get("n_bytes")
-        others = {name: value for name, value in facts.items() if name not in own}
-        if others == same and facts.get("model") != about["model"] and isinstance(n_bytes, int):
-            yield _rows(record.document.get("rows")), n_bytes
+
+    def shared(facts: Mapping[str, object]) -> dict[str, object]:
+        return {name: each for name, each in facts.items() if name not in ("model", "n_bytes")}
+
+    for facts, rows, _ in records():
+        if shared(facts) == shared(about) and facts.get("model") != about["model"]:
+            yield rows, facts["n_bytes"]
 
 
 def seconds(table: Table, types: Collection[str], attention: str, depth: float) -> dict[int, float]:

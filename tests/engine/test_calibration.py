@@ -18,6 +18,7 @@ from ggufspec.engine import calibration
 from ggufspec.engine.engine import Engine
 from ggufspec.llama import cpu_use
 from ggufspec.llama.cpu_use import CpuUse
+from ggufspec.measure import table
 
 SAMPLED: Any = {"temperature": 1.0, "max_tokens": 40, "ignore_eos": True}
 N_DRAFT_MAX, N_SLOTS = 40, 3
@@ -56,6 +57,15 @@ def test_all_of_it_is_reported(engine: Engine) -> None:
         (_, first, _), *_, (_, last, total) = (each for each in heard if each[0] == what)
         assert (first, last) == (0, total)
     assert {what for what, _, _ in heard} == {"costs", "draft costs"}
+
+
+def test_its_passes_are_added_to_the_table_of_the_model(target: Path) -> None:
+    for tuned, sizes in ((False, set()), (True, {1, 2, 3, 4, 6, 8, 12, 17})):
+        how: Any = {"n_threads": 1, "flash_attention": "off", "n_draft_max": 16}
+        with ggufspec.load(target, tuned=tuned, **how) as engine:
+            engine.generate("hello", seed=1, **SAMPLED)
+            rows = table.recall(table.key_in(engine.pair.target))
+        assert {row.n_tokens for row in rows if row.depth == calibration.DEPTH} == sizes
 
 
 def test_other_texts_keep_their_caches(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from ggufspec.drafting import profile_store
 from ggufspec.engine import fit, speeds
 from ggufspec.llama import model
 from ggufspec.llama.devices import Device
+from ggufspec.measure import table
 from ggufspec.placement.speeds import HOST_BANDWIDTH, Gpu, Machine
 
 GIB = 2**30
@@ -32,6 +33,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(fit, "gpus", lambda: (Gpu(CARD, GIB),) * len(found))
 
     return give
+
+
+def of_model(path: Path) -> list[table.Record]:
+    """The tables of a model that say what was assumed of its passes."""
+    model = profile_store.fingerprint(path)
+    return [each for each in table.records() if each.facts["model"] == model and each.assumed]
 
 
 def run(target: Path, draft: Path | None = None, **options: Any) -> tuple[int, int | None]:
@@ -63,11 +70,11 @@ def test_a_device_that_was_slower_than_predicted_for_the_processor_is_left_out(
     target = tiny.write_llama(tmp_path / "target.gguf", **wide)
     draft = tiny.write_llama(tmp_path / "draft.gguf", n_layer=1, **wide)
     assert run(target, draft) == (3, 2), "as predicted for the card"
-    (record,) = (each for each in profile_store.records() if "costs" in each.document)
-    costs = {**record.document["costs"], "target_seconds": {"1": 1.0}, "plain_seconds": 1.0}
-    profile_store.remember(record.facts, {**record.document, "costs": costs})
+    (record,) = of_model(target)
+    slow = {row: 1.0 for row in record.rows if row.n_tokens == 1}
+    table.replace(record.facts, slow)
     machine = speeds.with_measured_speeds(Machine((Gpu(CARD, GIB),), None), target.stat().st_size)
-    of_card = record.document["assumed_seconds"]["target"]["gpu"]
+    of_card = record.assumed["gpu"]
     assert machine.gpus[0].slowness == pytest.approx(1 / of_card)
     assert machine.host_bandwidth is None, "no layer was there"
     assert run(target, draft) == (0, 0), "by what is assumed of the processor"
@@ -102,12 +109,12 @@ def test_each_device_has_its_own_speed(target: Path, pretend: Callable[..., None
     assert found.host_bandwidth is not None
 
 
-@pytest.mark.parametrize("assumed", [None, {}, {"target": {"host": 0, "gpu": 0}}], ids=str)
-def test_a_damaged_profile_measures_nothing(target: Path, assumed: object) -> None:
+@pytest.mark.parametrize("assumed", [None, {}, {"host": 0, "gpu": 0}, {"host": "x"}], ids=str)
+def test_a_damaged_table_measures_nothing(target: Path, assumed: object) -> None:
     run(target)
-    (record,) = (each for each in profile_store.records() if "costs" in each.document)
+    (record,) = (each for each in profile_store.records() if "assumed" in each.document)
     assert speeds.with_measured_speeds(NO_DEVICE, 0) != NO_DEVICE
-    profile_store.remember(record.facts, {**record.document, "assumed_seconds": assumed})
+    profile_store.remember(record.facts, {**record.document, "assumed": assumed})
     assert speeds.with_measured_speeds(NO_DEVICE, 0) == NO_DEVICE
 
 

@@ -24,7 +24,7 @@ from ggufspec.llama import cpu_use, devices
 from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions, default_attention
 from ggufspec.llama.model import AttentionHeads, Model
-from ggufspec.measure import attention
+from ggufspec.measure import attention, table
 from ggufspec.measure.attention import (
     Attention,
     UsualText,
@@ -304,6 +304,16 @@ def test_a_load_for_long_texts_has_a_choice_of_its_own(target: Path, timer: Time
     assert timer.asked == 2, "once for texts of about that length"
     assert setting_of(target, usual_text=(300, 32)) == setting_of(target) == "off"
     assert timer.asked == 2
+
+
+def test_rows_that_are_added_later_do_not_change_a_choice(target: Path, timer: Timer) -> None:
+    """So texts with a seed are computed in the same way after others have learned costs."""
+    assert setting_of(target, usual_text=(100, 32)) == "off"
+    with closing(Model(target)) as model:
+        about, types = table.key_of(model), " ".join(model.kernels.types)
+    sizes = {Row(types, "on", n, depth): 1e-6 for n in SIZES for depth in (32, 116, 512)}
+    assert table.add(about, sizes)
+    assert (setting_of(target, usual_text=(100, 32)), timer.asked) == ("off", 1)
 
 
 def test_a_usual_text_is_two_lengths(target: Path) -> None:

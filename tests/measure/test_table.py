@@ -24,7 +24,9 @@ def test_rows_are_added_to_those_that_are_known() -> None:
     assert table.add(ABOUT, {OTHER: 0.25})
     assert table.recall(ABOUT) == {ROW: 0.5, OTHER: 0.25}
     assert table.add(ABOUT, {ROW: 1.0})
-    assert table.recall(ABOUT)[ROW] == 1.0
+    assert table.recall(ABOUT)[ROW] == 0.5, "what has decided stays"
+    assert table.replace(ABOUT, {ROW: 1.0})
+    assert table.recall(ABOUT) == {ROW: 1.0, OTHER: 0.25}
     assert table.recall({**ABOUT, "model": "b"}) == {}
     assert not table.add(ABOUT, {}), "there is nothing to store"
 
@@ -66,6 +68,11 @@ def test_the_key_has_what_passes_depend_on(target: Path, tmp_path: Path) -> None
     keys += [table.key(target, each) for each in placed[1:]] + [table.key(other, Placed())]
     assert len({json.dumps(each, sort_keys=True) for each in keys}) == len(keys)
     assert table.key(target, Placed((), 5)) == table.key(target, Placed()), "there is no device"
+
+
+def test_nothing_is_stored_for_a_file_that_is_gone(tmp_path: Path) -> None:
+    assert not table.add(table.key(tmp_path / "gone.gguf", Placed()), {ROW: 0.5})
+    assert [*table.records()] == []
 
 
 def test_other_models_of_the_same_types_are_found() -> None:
