@@ -136,15 +136,21 @@ class Engine:
         return Stream(self.scheduler, self.prepare(prompt, options))
 
     def prepare(
+        self, prompt: str | Sequence[int], options: CheckedOptions, **reported: Unpack[Reported]
+    ) -> PreparedText:
+        """A text for `scheduler.submit`: see `prepared`. Raises PromptError, OptionError."""
+        tokens = self.tokenize(prompt, n_least=options.n_least)
+        return self.prepare_tokens(tokens, options, **reported)
+
+    def prepare_tokens(
         self,
-        prompt: str | Sequence[int],
+        tokens: Sequence[int],
         options: CheckedOptions,
-        *,
         like: PreparedText | None = None,
         **reported: Unpack[Reported],
     ) -> PreparedText:
-        """A text for `scheduler.submit`: see `prepared`. Raises PromptError, OptionError."""
-        tokens, reasoning = self.tokenize(prompt, n_least=options.n_least), None
+        """As `prepare`, for tokens that `tokenize` returned."""
+        reasoning = None
         if options.reasoning_budget >= 0 and self.chat_template is not None:
             reasoning = reasoning_of(self.chat_template, tokens, self.vocab)
         return prepared(self.pair, tokens, options, like=like, reasoning=reasoning, **reported)
@@ -169,7 +175,7 @@ class Engine:
         seed = checked.seed
         all_tokens = [self.tokenize(prompt, n_least=checked.n_least) for prompt in prompts]
         texts = (
-            self.prepare(tokens, replace(checked, seed=None if seed is None else seed + i))
+            self.prepare_tokens(tokens, replace(checked, seed=None if seed is None else seed + i))
             for i, tokens in enumerate(all_tokens)
         )
         return write_all(self.scheduler, texts, n_open=2 * self.n_slots)

@@ -81,7 +81,7 @@ def prepared(
         )
     heard = options.progress and partial(options.progress, "vocabulary")
     compiled = like.sampling.constraint if like is not None else None
-    seed = secrets.randbits(32) if options.seed is None else options.seed
+    seed = secrets.randbits(32) if options.seed is None else int(options.seed)
     if like is not None:
         reported.setdefault("is_sampled", like.is_sampled)
     return PreparedText(

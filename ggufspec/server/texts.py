@@ -227,7 +227,7 @@ class Texts:
         if parsed.echo is not None and n_top is not None:
             known = self._scores.known(tokens, n_top)
         if index or parsed.first is None:
-            return self._engine.prepare(
+            return self._engine.prepare_tokens(
                 tokens, options, n_top=n_top, prompt_logprobs=known, like=parsed.first
             )
         seed = parsed.first.seed if options.seed is None else options.seed
