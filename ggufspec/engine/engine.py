@@ -16,7 +16,7 @@ from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.drafting import profile_store
 from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
-from ggufspec.engine.infill import infill_prompt
+from ggufspec.engine.infill import InfillOptions, infill_prompt
 from ggufspec.engine.options import CheckedOptions, FileSampling, GenerateOptions
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.prepared import PreparedText, Reported, prepared
@@ -212,30 +212,12 @@ class Engine:
         has_bos = bool(used.bos_text) and text.startswith(used.bos_text)
         return vocab.tokenize(text, add_special=not has_bos, parse_special=True)
 
-    def infill_prompt(
-        self,
-        prefix: str,
-        suffix: str,
-        *,
-        files: Sequence[tuple[str, str]] = (),
-        begun: str = "",
-        n_text: int | None = None,
-        suffix_first: bool = False,
-    ) -> list[int]:
+    def infill_prompt(self, prefix: str, suffix: str, **how: Unpack[InfillOptions]) -> list[int]:
         """The token ids of a prompt for the text between two others, such as around a cursor.
 
-        Arguments and errors: see ggufspec.engine.infill.
+        Raises PromptError for a model that has no tokens for such prompts.
         """
-        return infill_prompt(
-            self.vocab,
-            prefix,
-            suffix,
-            files=files,
-            begun=begun,
-            n_ctx=self.n_ctx,
-            n_text=n_text,
-            suffix_first=suffix_first,
-        )
+        return infill_prompt(self.vocab, prefix, suffix, n_ctx=self.n_ctx, **how)
 
     def _template_of(self, source: str, for_tools: str | None = None) -> ChatTemplate:
         vocab = self.pair.target.model.vocab

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import TypedDict, Unpack
+
 from ggufspec.errors import PromptError
 from ggufspec.llama.vocab import InfillTokens, Vocab
 
@@ -14,27 +16,30 @@ _REPOSITORY, _FILE = "myproject\n", "filename\n"  # llama.cpp's names, to which 
 _BETWEEN_FILES = "\n\n--- snippet ---\n\n"  # for models without a token for it
 
 
-def infill_prompt(
-    vocab: Vocab,
-    prefix: str,
-    suffix: str,
-    *,
-    files: Sequence[tuple[str, str]] = (),
-    begun: str = "",
-    n_ctx: int,
-    n_text: int | None = None,
-    suffix_first: bool = False,
-) -> list[int]:
-    """The tokens of: files (name, text), prefix, what is already written of the text, suffix.
+class InfillOptions(TypedDict, total=False):
+    """What a prompt for text between two others may have besides them.
 
-    `n_text`: tokens of the context that are left for the text: at most N_TEXT, and a quarter of the
-    context. `suffix_first`: the order suffix,
-    prefix, where typing keeps the cells of the suffix. As in llama.cpp's server, 3/4 of N_AROUND
-    tokens are for the prefix, whose end is kept, and 1/4 for the suffix, whose beginning is kept;
-    the files fill the rest, and the last ones are kept. Unlike there, what is cut changes in steps,
-    so that the cells before it serve for several keystrokes.
-    Raises PromptError for a model without such tokens.
+    n_text: tokens of the context that are left for the text: at most N_TEXT, and a quarter of the
+    context. suffix_first: the order suffix, prefix, where typing keeps the cells of the suffix.
     """
+
+    files: Sequence[tuple[str, str]]  # names and texts, which come first
+    begun: str  # what is already written of the text
+    n_text: int | None
+    suffix_first: bool
+
+
+def infill_prompt(
+    vocab: Vocab, prefix: str, suffix: str, *, n_ctx: int, **how: Unpack[InfillOptions]
+) -> list[int]:
+    """The tokens of: files, prefix, what is already written of the text, suffix.
+
+    As in llama.cpp's server, 3/4 of N_AROUND tokens are for the prefix, whose end is kept, and 1/4
+    for the suffix, whose beginning is kept; the files fill the rest, and the last ones are kept.
+    Unlike there, what is cut changes in steps, so that the cells before it serve for several
+    keystrokes. Raises PromptError for a model without such tokens.
+    """
+    files, begun = how.get("files", ()), how.get("begun", "")
     marks = vocab.infill_tokens
     if marks is None:
         raise PromptError(
@@ -45,7 +50,7 @@ def infill_prompt(
     def tokens_of(text: str) -> list[int]:
         return vocab.tokenize(text, add_special=False, parse_special=False) if text else []
 
-    n_text = min(n for n in (n_text, N_TEXT, n_ctx // 4) if n is not None)
+    n_text = min(n for n in (how.get("n_text"), N_TEXT, n_ctx // 4) if n is not None)
     n_room = n_ctx - n_text - _STEP_SHARE
     n_around = max(min(N_AROUND, 3 * (n_room // 4) if files else n_room), _STEP_SHARE)
     after, before = tokens_of(suffix), tokens_of(prefix)
@@ -65,7 +70,7 @@ def infill_prompt(
     n_taken = -(-sum(map(len, around)) // step) * step  # in steps, as typing changes it
     n_others = max(n_ctx - n_taken - 2 - n_text, 0)  # 2: BOS, and the last token
     others = others[max(len(others) - n_others, 0) :]
-    first, second = around[::-1] if suffix_first else around
+    first, second = around[::-1] if how.get("suffix_first") else around
     begins = [vocab.bos] if vocab.adds_bos else []
     return [*others, *begins, *first, *second, marks.middle]
 
