@@ -315,11 +315,11 @@ def _options_of(
 
 def _biases_of(sent: Sequence[tuple[int | str, float]], engine: Engine) -> dict[int, float]:
     """By token; a text stands for each of its tokens."""
-    found: dict[int, float] = {}
-    for of, bias in sent:
-        tokens = [of] if isinstance(of, int) else None
-        if tokens is None:
-            tokens = engine.vocab.tokenize(str(of), add_special=False, parse_special=True)
+    found = {of: bias for of, bias in sent if not isinstance(of, str)}
+    for of, bias in sent if len(found) < len(sent) else ():
+        if not isinstance(of, str):
+            continue
+        tokens = engine.vocab.tokenize(of, add_special=False, parse_special=True)
         found.update(dict.fromkeys(tokens, bias))
     return found
 

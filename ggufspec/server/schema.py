@@ -219,13 +219,14 @@ class GenerationBody(_Numbers):
         is_token = _TOKEN.fullmatch
         if isinstance(value, dict):
             value = [(int(of) if is_token(of) else of, value[of]) for of in value]
-        elif not isinstance(value, list):
+        if not isinstance(value, list):
             return value
-        elif not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        try:
+            return [(of, -math.inf if bias is False else bias) for of, bias in value]
+        except (TypeError, ValueError) as error:
             raise PydanticCustomError(
                 "biases", "send an object of token ids and biases, or a list of such pairs"
-            )
-        return [(of, -math.inf if bias is False else bias) for of, bias in value]
+            ) from error
 
 
 class CompletionRequest(GenerationBody):
