@@ -11,7 +11,7 @@
 namespace ggufspec::ggml {
 
 constexpr int kMulMat = 29, kMulMatId = 30, kFlashAttnExt = 74;  // enum ggml_op
-constexpr int kF32 = 0, kF16 = 1, kQ8_0 = 8, kBF16 = 30;         // enum ggml_type
+constexpr int kF32 = 0, kF16 = 1, kQ8_0 = 8, kBF16 = 30;  // enum ggml_type
 
 struct Buffer;
 struct BufferType;
