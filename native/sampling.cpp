@@ -339,7 +339,8 @@ float Row::observed(const Sampling & sampling, int32_t token, double coin) const
         if (i == each.tokens.size() || !(each.probs[i] > 0)) continue;
         tokens = &each.tokens;
         logits = &each.logits;
-        if ((goal -= each.probs[i]) < 0) break;
+        goal -= each.probs[i];
+        if (goal < 0) break;
     }
     const float largest = *std::max_element(logits->begin(), logits->end());
     double sum = 0;
