@@ -29,6 +29,8 @@ from tiny_file import (  # noqa: F401
 )
 from tiny_vocab import (  # noqa: F401
     BPE,
+    CODE,
+    INFILL_NAMES,
     SILENT,
     SPM,
     WORDS,

@@ -199,3 +199,14 @@ def _bpe_text(text: str) -> str:
 SPM = spm_vocab()
 BPE = bpe_vocab()
 SILENT = dataclasses.replace(BPE, types=(int(gguf.TokenType.UNUSED),) * len(BPE))  # no text
+# Of models for code: with the tokens of prompts for the text between two others.
+INFILL_NAMES = (
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+)
+CODE = BPE
+for _name in INFILL_NAMES:
+    CODE = CODE.with_token(_name, gguf.TokenType.CONTROL)

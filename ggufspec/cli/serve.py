@@ -152,9 +152,9 @@ def command(
 ) -> int:
     """Serve a target model, accelerated by a draft model, over HTTP; with a web page.
 
-    Clients of OpenAI's (/v1/chat/completions, /v1/responses), Anthropic's (/v1/messages) and
-    Ollama's API (/api/chat) can use it. Without --target, the embedded pair of `ggufspec demo` is
-    served, its target padded to --size.
+    Clients of OpenAI's (/v1/chat/completions, /v1/responses), Anthropic's (/v1/messages), Ollama's
+    (/api/chat) and llama.cpp's API (/completion, /infill) can use it. Without --target, the
+    embedded pair of `ggufspec demo` is served, its target padded to --size.
 
     \b
       ggufspec serve --target large.gguf --draft small.gguf

@@ -27,8 +27,8 @@ class Logprob(NamedTuple):
 
     data: bytes
     logprob: float | None
-    name: str = ""
-    token: int = -1
+    name: str
+    token: int
 
     @property
     def text(self) -> str:

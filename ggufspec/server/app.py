@@ -89,7 +89,7 @@ def _app(router: APIRouter, service: Service | EmbeddingService) -> ASGIApp:
     app = FastAPI(
         title="ggufspec",
         version=__version__,
-        summary="APIs of OpenAI, Anthropic and Ollama for a GGUF model, with speculative decoding.",
+        summary="APIs of OpenAI, Anthropic, Ollama and llama.cpp for a GGUF model, with drafts.",
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,

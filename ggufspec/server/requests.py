@@ -71,11 +71,11 @@ def parse_request(
     n, n_top, echoed, plan = body.n or 1, None, None, AnswerPlan()
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
-        tools, conversation = _conversation_of(body, engine)
+        conversation = _conversation_of(body, engine)
         if body.top_logprobs and not body.logprobs:
             raise OptionError("top_logprobs needs 'logprobs': true")
         prompt = engine.render(**conversation)
-        plan = plan_answer(body, tools, prompt, constraint, engine)
+        plan = plan_answer(body, conversation["tools"], prompt, constraint, engine)
         prompts: Sequence[Prompt] = [prompt]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
     elif isinstance(body, CompletionRequest):
@@ -130,19 +130,17 @@ def parse_request(
 
 def applied_template(body: ChatRequest, engine: Engine) -> str:
     """A conversation as text, up to where the answer begins. Raises PromptError, OptionError."""
-    _, conversation = _conversation_of(body, engine)
+    conversation = _conversation_of(body, engine)
     assert engine.chat_template is not None
     return engine.chat_template.render(**conversation)
 
 
-def _conversation_of(
-    body: ChatRequest, engine: Engine
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The tools, and what the chat template needs. Raises PromptError, OptionError."""
+def _conversation_of(body: ChatRequest, engine: Engine) -> dict[str, Any]:
+    """What the chat template needs. Raises PromptError, OptionError."""
     tools = _tools_of(body, engine)
     if engine.chat_template is None:
         raise PromptError("this model has no chat template; use /v1/completions")
-    return tools, {
+    return {
         "messages": [_for_template(message) for message in body.messages],
         "tools": tools,
         "variables": _variables_of(body),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import tiny
-from engine.test_infill import CODE
 from serving import serving
 
 import ggufspec
@@ -31,7 +30,7 @@ def test_the_cursor_moves_on_through_the_functions() -> None:
 
 
 def test_answers_are_timed_and_counted(tmp_path: Path) -> None:
-    path = tiny.write_llama(tmp_path / "coder.gguf", vocab=CODE, n_ctx_train=8192)
+    path = tiny.write_llama(tmp_path / "coder.gguf", vocab=tiny.CODE, n_ctx_train=8192)
     with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
         body = {"n_predict": 5, "ignore_eos": True}
         found = list(editing_session.asked(live.address[1], REQUESTS[:2], body))

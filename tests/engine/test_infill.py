@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import tiny
 
@@ -16,17 +15,13 @@ from ggufspec.engine.infill import infill_prompt, reading_order
 from ggufspec.errors import PromptError
 from ggufspec.llama.vocab import Vocab
 
-NAMES = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
-CODE = tiny.BPE
-for _name in NAMES:
-    CODE = CODE.with_token(_name, gguf.TokenType.CONTROL)
-PRE, SUF, MID, REPO, FILE = map(CODE.id_of, NAMES)
+PRE, SUF, MID, REPO, FILE = map(tiny.CODE.id_of, tiny.INFILL_NAMES)
 
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = tmp_path_factory.mktemp("models") / "coder.gguf"
-    tiny.write_llama(path, vocab=CODE, n_ctx_train=4096)
+    tiny.write_llama(path, vocab=tiny.CODE, n_ctx_train=4096)
     with ggufspec.load(path, n_threads=1, tuned=False) as engine:
         yield engine
 
@@ -120,7 +115,7 @@ def test_what_follows_the_prefix_elsewhere_is_drafted_from_the_first_token_on(
     prompt = made(vocab, "x\ndef run():", "\nlast", files=[("tmp", f"def run():{said}\nother")])
     script = tokens_of(vocab, said)
     path = tiny.write_timed(
-        tmp_path / "timed.gguf", script, n_prompt=len(prompt), vocab=CODE, n_ctx_train=512
+        tmp_path / "timed.gguf", script, n_prompt=len(prompt), vocab=tiny.CODE, n_ctx_train=512
     )
     with ggufspec.load(path, n_threads=1, tuned=False, n_draft_max=len(script)) as engine:
         how: dict[str, Any] = {"temperature": 0, "max_tokens": len(script), "drafter": "ngram"}

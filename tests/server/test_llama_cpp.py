@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import tiny
-from engine.test_infill import CODE
 from server.dialects import HELLO
 from serving import Live, serving
 
@@ -22,7 +21,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 24}
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     path = tmp_path_factory.mktemp("models") / "coder.gguf"
-    tiny.write_llama(path, vocab=CODE, n_ctx_train=1024)
+    tiny.write_llama(path, vocab=tiny.CODE, n_ctx_train=1024)
     with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
         yield live
 
