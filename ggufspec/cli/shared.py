@@ -32,7 +32,7 @@ _SECTIONS: Final = {
     "Devices and memory": "n_ctx n_gpu_layers n_gpu_layers_draft n_threads ram gpu_bandwidth "
     "ram_bandwidth | prompt_cache prompt_cache_ro",
     "Processes": "n_workers address | n_gpus",
-    "Limits": "n_waiting_max timeout n_tokens_max | n_body_bytes grace n_retries",
+    "Limits": "n_waiting_max timeout | n_tokens_max n_body_bytes grace n_retries",
     "Measurement": "n_runs runs depth n_most alpha forgets against compare "
     "| near_tie n_warm_up llama_bin",
     "Output": "json_path resume plot_path record speed as_json verbose | retry_failed form color",

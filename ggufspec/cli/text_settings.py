@@ -153,7 +153,10 @@ _BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS)
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)
 # The options that a server accepts as defaults for its requests.
-_DEFAULTS = (*shared.DRAFTING, _TEMPERATURE, *_SAMPLERS, shared.seed_option)
+_DEFAULTS = (
+    *(*shared.DRAFTING, _TEMPERATURE, *_SAMPLERS),
+    *(shared.max_tokens_option, shared.seed_option),
+)
 default_options = gathered("settings", *_DEFAULTS, *shared.LIMITS, make=_to_generate)
 audited_options = gathered(
     "options", *only(shared.DRAFTING, "draft_temperature"), *_SAMPLING, make=_to_generate

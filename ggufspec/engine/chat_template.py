@@ -52,19 +52,19 @@ class ChatTemplate:
         bos_text: str,
         eos_text: str,
         source_for_tools: str | None = None,
-        special_texts: Mapping[str, str] | None = None,
+        variables: Mapping[str, object] | None = None,
         process: TemplateProcess | None = None,
     ) -> None:
         """`source_for_tools` replaces `source` where tools are given.
 
-        `special_texts`: more variables of special tokens, such as pad_token.
+        `variables`: of each conversation, such as pad_token; those of `render` take precedence.
         `process`: shared with other templates; None: one of its own.
         """
         self.source = source
         self.source_for_tools = source_for_tools or source
         self.bos_text = bos_text
         self.eos_text = eos_text
-        self._special_texts = dict(special_texts or {})
+        self._variables = dict(variables or {})
         self._process = process or TemplateProcess()
         self._forms = MessageForms(source, TemplateProbe(self._render))
 
@@ -107,11 +107,11 @@ class ChatTemplate:
         given = {
             "bos_token": self.bos_text,
             "eos_token": self.eos_text,
-            **self._special_texts,
+            "documents": None,
+            **self._variables,
             **(variables or {}),
             "messages": messages,
             "tools": list(tools) or None,
-            "documents": (variables or {}).get("documents"),
             "add_generation_prompt": add_generation_prompt,
         }
         return self._process.render(self.source_for_tools if tools else self.source, given)

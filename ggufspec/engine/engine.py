@@ -206,7 +206,7 @@ class Engine:
         text = used.render(
             messages,
             tools=tools,
-            variables={**self._variables, **(variables or {})},
+            variables=variables,
             continue_final_message=continue_final_message,
         )
         has_bos = bool(used.bos_text) and text.startswith(used.bos_text)
@@ -226,7 +226,7 @@ class Engine:
             bos_text=vocab.special_text(vocab.bos),
             eos_text=vocab.special_text(vocab.eos),
             source_for_tools=for_tools,
-            special_texts=vocab.special_texts,
+            variables={**vocab.special_texts, **self._variables},
             process=self._templates,
         )
 

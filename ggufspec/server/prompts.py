@@ -43,13 +43,12 @@ def _infilled(
     files: Sequence[tuple[str, str]] = (),
     begun: str = "",
 ) -> list[int]:
-    limits = [n for n in (body.max_tokens, server.max_tokens) if n is not None and n >= 0]
     return engine.infill_prompt(
         prefix,
         suffix,
         files=files,
         begun=begun,
-        n_text=min(limits, default=None),
+        n_text=server.limit(body.max_tokens),
         suffix_first=server.suffix_first,
     )
 

@@ -306,8 +306,7 @@ def _options_of(
     if body.t_max_predict_ms and body.t_max_predict_ms > 0:
         options["max_seconds"] = body.t_max_predict_ms / 1000
     options["min_indent"] = body.n_indent
-    limits = [n for n in (limit, server.max_tokens) if n is not None and n >= 0]
-    options["max_tokens"] = min(limits, default=None)
+    options["max_tokens"] = server.limit(limit)
     return CheckedOptions.of(cast("GenerateOptions", options | dict(changes)))
 
 

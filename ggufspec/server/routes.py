@@ -178,7 +178,11 @@ def add_information(router: APIRouter, service: Service) -> None:
         except TypeError:  # for a version that is no number
             encode, content_type = choose_encoder("")
         service.metrics.observe_threads(engine.pair.threads)
-        return Response(encode(service.metrics.registry), headers={"content-type": content_type})
+        headers = {
+            "content-type": content_type,
+            "process-start-time-unix": str(service.started_at),  # as llama.cpp's server
+        }
+        return Response(encode(service.metrics.registry), headers=headers)
 
     @router.get("/", include_in_schema=False)
     async def built_in_page() -> Response:

@@ -41,6 +41,11 @@ class ServerOptions:
     suffix_first: bool = False  # in prompts for the text between two others
     defaults: GenerateOptions = field(default_factory=lambda: GenerateOptions())
 
+    def limit(self, asked: int | None) -> int | None:
+        """The maximum tokens of a text whose request gives this number, negative: none, or None."""
+        wanted = self.defaults.get("max_tokens") if asked is None else asked
+        return min((n for n in (wanted, self.max_tokens) if n is not None and n >= 0), default=None)
+
 
 @dataclass(frozen=True)
 class Service:

@@ -90,7 +90,7 @@ def test_variables_and_special_tokens_reach_the_template(process: TemplateProces
         "{{ bos_token }}{{ pad_token }}{{ enable_thinking }}{{ documents[0] }}",
         bos_text="<s>",
         eos_text="",
-        special_texts={"pad_token": "<pad>"},
+        variables={"pad_token": "<pad>"},
         process=process,
     )
     variables = {"enable_thinking": False, "documents": ["d"], "messages": []}

@@ -14,6 +14,7 @@ from server.dialects import HELLO
 from serving import Live, serving
 
 import ggufspec
+from ggufspec.engine.engine import Engine
 
 GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 24}
 
@@ -82,8 +83,19 @@ def test_prompts_may_be_lists_and_mixtures(live: Live) -> None:
 def test_response_fields_choose_and_unnest(live: Live) -> None:
     wanted = ["content", "generation_settings/n_predict", "no_such/field"]
     found = live.ok("/completion", prompt="hello", response_fields=wanted, **GREEDY)
-    assert found.keys() == {"content", "n_predict"}
-    assert found["n_predict"] == 24
+    assert found.keys() == {"content", "generation_settings/n_predict"}
+    assert found["generation_settings/n_predict"] == 24
+
+
+def test_the_servers_number_of_tokens_is_for_requests_without_one(chat_pair: Engine) -> None:
+    with serving(chat_pair, defaults={"max_tokens": 3, "ignore_eos": True}, max_tokens=6) as live:
+        for asked, n in (
+            ({}, 3),
+            ({"n_predict": 5}, 5),
+            ({"n_predict": 9}, 6),
+            ({"n_predict": -1}, 6),
+        ):
+            assert live.ok("/completion", prompt="hello", **asked)["tokens_predicted"] == n
 
 
 def test_probabilities_are_of_the_model_or_of_the_samplers(live: Live) -> None:
@@ -100,11 +112,11 @@ def test_probabilities_are_of_the_model_or_of_the_samplers(live: Live) -> None:
     for each, of_raw in zip(sampled["completion_probabilities"], listed, strict=True):
         probs = [top["prob"] for top in each["top_probs"]]
         assert sum(probs) == pytest.approx(1, abs=1e-5)
-        assert probs[3:] == [0, 0], "top_k is 3"
+        assert len(probs) == 3, "top_k is 3"
         raw = [top["logprob"] / 0.7 for top in of_raw["top_logprobs"][:3]]
         total = sum(map(math.exp, raw))
-        assert probs[:3] == pytest.approx([math.exp(value) / total for value in raw], abs=1e-4)
-        assert each["id"] in [top["id"] for top in each["top_probs"][:3]]
+        assert probs == pytest.approx([math.exp(value) / total for value in raw], abs=1e-4)
+        assert each["id"] in [top["id"] for top in each["top_probs"]]
     streamed = documents(live, "/completion", n_probs=2, **asked)
     assert sum(len(part.get("completion_probabilities", ())) for part in streamed) == 6
 
@@ -177,6 +189,15 @@ def test_the_template_is_applied_without_generating(live: Live) -> None:
     assert live.post("/apply-template", messages=[]).status_code == 400
 
 
+def test_the_template_is_given_the_servers_variables(chat_files: tuple[Path, Path]) -> None:
+    template = "{% if thinks %}<think>{% endif %}{{ messages[0].content }}"
+    options: Any = {"chat_template": template, "template_variables": {"thinks": True}}
+    with ggufspec.load(chat_files[0], n_threads=1, **options) as engine, serving(engine) as live:
+        assert live.ok("/apply-template", messages=HELLO)["prompt"].startswith("<think>")
+        asked = {"messages": HELLO, "chat_template_kwargs": {"thinks": False}}
+        assert not live.ok("/apply-template", **asked)["prompt"].startswith("<think>")
+
+
 def test_slots_are_listed(live: Live) -> None:
     live.ok("/completion", prompt="hello world", **GREEDY)
     slots = live.client.get("/slots").json()
@@ -188,6 +209,8 @@ def test_slots_are_listed(live: Live) -> None:
 
 
 def test_metrics_have_llama_cpps_names_beside_ours(live: Live) -> None:
+    assert float(live.client.get("/metrics").headers["process-start-time-unix"]) > 0
+
     def read() -> dict[str, float]:
         lines = live.client.get("/metrics").text.splitlines()
         found = [line.split() for line in lines if line.startswith("llamacpp:")]

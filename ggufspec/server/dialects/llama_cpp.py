@@ -46,7 +46,7 @@ class LlamaCompletion(schema.CompletionRequest):
     response_fields: list[str] | None = Field(
         None,
         max_length=_N_FIELDS,
-        description="The fields of the response; `a/b` is field b of a, without a.",
+        description="The fields of the response; `a/b` is field b of a.",
     )
 
 
@@ -156,7 +156,12 @@ class LlamaRenderer:
                 name: math.exp(value) if is_sampled else value,
             }
 
-        listed = [entry(each.chosen) | {names: list(map(entry, each.top))} for each in found]
+        listed = []
+        for each in found:
+            top = map(entry, each.top)
+            # Tokens that the samplers removed are not listed.
+            kept = [one for one in top if one[name] > 0] if is_sampled else list(top)
+            listed.append(entry(each.chosen) | {names: kept})
         return {"completion_probabilities": listed}
 
     def _chosen(self, whole: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +174,7 @@ class LlamaRenderer:
             for part in path.split("/"):
                 value = value.get(part) if isinstance(value, dict) else None
             if value is not None:
-                found[path.rpartition("/")[2]] = value
+                found[path] = value
         return found
 
 
