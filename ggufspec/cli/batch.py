@@ -53,7 +53,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
     "planned",
     option(
         "--num-processes n_workers",
-        "Number of worker processes; without -t they share the cores.",
+        "Number of worker processes. Without -t they share the cores.",
         type=click.IntRange(1, 1024),
         default=1,
     ),
@@ -62,7 +62,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
     ),
     option(
         "--timeout | -to",
-        "Time limit of a prompt; beyond it, the prompt has failed.  [default: none]",
+        "Time limit of a prompt. Beyond it, the prompt has failed.  [default: none]",
         type=POSITIVE,
         metavar="SECONDS",
     ),
@@ -76,14 +76,14 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
     shared.system_option_of("System message of conversations without one; implies --chat."),
     option(
         "-s --seed",
-        "Seed; each text gets its own, derived from this seed and its place in the file.",
+        "Seed. Each text gets its own, derived from this seed and its place in the file.",
         type=COUNT,
         default=0,
     ),
 )
 @option(
     "--cluster address",
-    "Run the processes on a Ray cluster: host:port, ray://host:port, or auto (one running "
+    "Run the processes on a Ray cluster. host:port, ray://host:port, or auto (one running "
     "here); without a value, on a temporary Ray on this machine. Every node needs this version of "
     "ggufspec and the models at the same paths. A process reserves -t CPUs, or else its share of "
     "them.",
@@ -97,7 +97,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
     type=NOT_NEGATIVE,
     default=0,
 )
-@option("--resume", "Continue an interrupted batch; finished prompts are kept.", is_flag=True)
+@option("--resume", "Continue an interrupted batch. Finished prompts are kept.", is_flag=True)
 @option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
 @option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
 @text_settings.text_options(shared.max_tokens_option)

@@ -70,7 +70,11 @@ _format_option = option(
 @click.group(cls=shared.SectionedGroup, invoke_without_command=True)
 @option(
     "--preset",
-    "A known experiment with its own prompts and table: see above.",
+    f"A known experiment: {', '.join(PRESETS)}. Its models are measured if they are on this "
+    "machine, else the stand-in; its source's results stand beside them. notebook: "
+    "Llama 3 70B Q3_K_S with 8B Q3_K_L, 45 of 80 layers on the GPU; llama-ssp: Llama 13B, 30B, 65B "
+    "with 7B, milliseconds per token; llmss: Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two "
+    "papers' variants; gpt2: GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens.",
     type=click.Choice(PRESETS),
     metavar="NAME",
 )
@@ -144,11 +148,15 @@ _format_option = option(
 )
 @option("-s --seed", "Seed.", type=COUNT, default=0)
 @_format_option
-@option("--json json_path", "Write all raw data into this file, after each text.", type=FILE)
+@option(
+    "--json json_path",
+    "Write all raw data into this file. It is written after each text.",
+    type=FILE,
+)
 @option("--resume", "Continue an interrupted benchmark from its --json file.", is_flag=True)
 @option(
     "--against",
-    "Measure other programs in alternation: llama-server with and without the draft, and "
+    "Measure other programs in alternation. They are llama-server with and without the draft, and "
     "llama-cpp-python. The latter has no flash attention: its greedy texts equal ours only with "
     "-fa off.",
     type=click.Choice(["llama.cpp"]),
@@ -190,15 +198,6 @@ def command(
       ggufspec bench --target large.gguf --draft small.gguf,smaller.gguf
       ggufspec bench --preset notebook
       ggufspec bench --prompts spec_bench.jsonl --json out.json --format markdown
-
-    Presets measure the models that they name if they are on this machine, else the stand-in, and
-    print the table of their source together with its published results:
-
-    \b
-      notebook   Llama 3 70B Q3_K_S with 8B Q3_K_L, 45 of 80 layers on the GPU
-      llama-ssp  Llama 13B, 30B, 65B with 7B, milliseconds per token
-      llmss      Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two papers' variants
-      gpt2       GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens
     """
     if resume and json_path is None:
         raise click.UsageError("--resume needs the file to continue: name it with --json")

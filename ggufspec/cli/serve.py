@@ -49,7 +49,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 )
 @option(
     "--host $LLAMA_ARG_HOST",
-    "Address to listen on; unless it is a loopback address, other machines can connect.",
+    "Address to listen on. Unless it is a loopback address, other machines can connect.",
     default=defaults.SERVE_HOST,
 )
 @option(

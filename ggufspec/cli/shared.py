@@ -21,7 +21,8 @@ from ggufspec.engine.load_options import OPTIONS
 _SECTIONS: Final = {
     "Options": "preset target draft prompt prompt_file output vram port vocab layers type_ texts",
     "Models": "| offline yes size cache_dir",
-    "Server": "host api_key alias n_slots | api_key_file cors_origins slot_folder",
+    "Server": "host api_key alias n_slots embeddings "
+    "| api_key_file cors_origins slot_folder suffix_first pooling",
     "Prompt": "limit chat system | n_prompts",
     "Text": "max_tokens n_tokens stop | ignore_eos reasoning_budget context_shift n_keep",
     "Sampling": "temperature temperatures top_k top_p seed "
@@ -71,8 +72,8 @@ def target_option(*, required: bool = True) -> Option:
     """The option for the target: a file, or a name that `cli.loading` resolves."""
     return option(
         "-m --target | --model $LLAMA_ARG_MODEL",
-        "Target model: a GGUF file, or a name: a registered one, user/repo, user/repo:QUANT or "
-        "user/repo/file.gguf.",
+        "Target: a GGUF file, user/repo or a name. Also user/repo:QUANT and user/repo/file.gguf; "
+        "`ggufspec models list` lists the names.",
         required=required,
         metavar="MODEL",
     )
@@ -82,8 +83,9 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
     """The option for the draft: a file, or a name. `without`: a sentence on leaving it out."""
     return option(
         "-md --draft | --spec-draft-model --model-draft $LLAMA_ARG_SPEC_DRAFT_MODEL",
-        "Draft: a file or name of a small model or of a head (MTP, DFlash, EAGLE-3); mtp: the head "
-        f"in the target's own file; auto: chosen to fit the target. {without}".rstrip(),
+        "Draft: a file or name of a small model or of a head, or auto. Heads: MTP, DFlash, "
+        "EAGLE-3; mtp: the head in the target's own file; auto: chosen to fit the target. "
+        f"{without}".rstrip(),
         required=required,
         metavar="MODEL",
     )
@@ -134,8 +136,8 @@ TREE = click.Choice(defaults.TREES)
 DRAFTING = (
     draft_n_option_of(
         defaults.N_DRAFT,
-        "Draft length: tokens drafted per round; auto: the length with the highest expected "
-        "tokens/s. That is 0 if drafting would not be faster.",
+        "Draft length: tokens drafted per round, or auto. auto: the length with the highest "
+        "expected tokens/s; 0 if drafting would not be faster.",
     ),
     option(
         "--tree",
@@ -181,7 +183,7 @@ prompt_options = gathered(
 
 stop_option = option(
     "--stop | -r --reverse-prompt",
-    "End before this string; may be given several times.",
+    "End before this string. May be given several times.",
     multiple=True,
 )
 

@@ -97,7 +97,7 @@ class LoadOptions:
         commands="serve")
     n_gpu_layers: int | None = _option(defaults.N_GPU_LAYERS, _LAYERS,
         "-ngl --gpu-layers | --n-gpu-layers $LLAMA_ARG_N_GPU_LAYERS",
-        "Layers of the target on GPUs, counting the output layer: a number, all, or auto. -1: all; "
+        "Layers of the target on GPUs: a number, all or auto. The output layer counts; -1: all; "
         "auto: the number with the best predicted speed that fits free memory.")
     n_gpu_layers_draft: int | None = _option(defaults.N_GPU_LAYERS, _LAYERS,
         "-ngld --gpu-layers-draft | --spec-draft-ngl --n-gpu-layers-draft"

@@ -65,7 +65,7 @@ def test_every_option_is_in_one_section(command: Command, args: list[str]) -> No
 def test_help_fits_on_a_screen(
     command: Command, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     text, everything = command(name, "--help").out, command(name, "--help-all").out
     listed = names(text)
     assert len(listed) <= 25
