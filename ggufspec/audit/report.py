@@ -53,7 +53,6 @@ class AuditOptions:
 
     @property
     def n_together(self) -> int:
-        """Size of the batches that are compared with single tokens."""
         n_draft = self.n_draft
         return 1 + (n_draft if isinstance(n_draft, int) else defaults.N_DRAFT_FIXED)
 
@@ -118,8 +117,6 @@ class Sequences:
 
 @dataclass(frozen=True)
 class AuditedDivergence:
-    """The first tokens (plain, speculative) in which two greedy texts of a prompt differ."""
-
     prompt: int
     position: int
     tokens: tuple[int, int]

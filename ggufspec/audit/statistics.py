@@ -135,7 +135,6 @@ def rule_error(
 
 
 def _without_replacement(draft: Probs, tokens: Sequence[int]) -> tuple[Probs, float]:
-    """The rows that `tokens` are drawn from, and the probability of drawing all of them."""
     rows, weight = np.zeros((len(tokens), len(draft)), np.float32), 1.0
     for i, token in enumerate(tokens):
         rows[i] = draft
@@ -147,8 +146,6 @@ def _without_replacement(draft: Probs, tokens: Sequence[int]) -> tuple[Probs, fl
 
 @dataclass(frozen=True)
 class Test:
-    """One comparison of speculative with plain texts."""
-
     name: str
     effect: float
     low: float | None  # the effect is in [low, high] with confidence 1 - alpha; None: no scale

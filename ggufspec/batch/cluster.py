@@ -103,8 +103,6 @@ def threads_each(n_cpus: Sequence[int], n_workers: int) -> int:
 
 
 class RemoteProcess:
-    """A WorkerProcess on a node of a Ray cluster with enough free CPUs and GPUs."""
-
     def __init__(
         self,
         n_cpus: int,
@@ -144,7 +142,6 @@ class RemoteProcess:
         self._reader.join(_END_SECONDS)
 
     def end_reason(self) -> str:
-        """How the process ended, and on which node."""
         return f"{self._end_reason} (on node {self.node})" if self.node else self._end_reason
 
     def _read(self, number: int, task: dict[str, Any], events: SimpleQueue[WorkerEvent]) -> None:
@@ -242,7 +239,6 @@ def _given(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _nodes(ray: Any) -> dict[str, Mapping[str, float]]:
-    """The resources of each node that is alive, by its id."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 

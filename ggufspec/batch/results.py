@@ -274,7 +274,6 @@ def _read_errors(path: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync the folder's entry for a new file, on systems that can."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -284,6 +283,5 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _run_name(settings: Mapping[str, Any]) -> str:
-    """A short hash of the settings, which each record of a batch has."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_N_RUN_DIGITS]

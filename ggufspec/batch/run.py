@@ -37,8 +37,6 @@ _LINE_WIDTH = 300
 
 
 class WorkerEvent(NamedTuple):
-    """A message of a worker."""
-
     number: int | None  # None: a request to stop the batch
     message: dict[str, Any] | None  # None: the worker's process has ended; no event follows
 
@@ -108,8 +106,6 @@ class BatchEvent:
 
 @dataclass(eq=False)
 class BatchWorker:
-    """A worker, and the prompt that it works on."""
-
     number: int
     process: WorkerProcess
     is_ready: bool = False
@@ -123,8 +119,6 @@ class BatchWorker:
 
 
 class LocalProcess:
-    """A WorkerProcess on this machine."""
-
     node = ""
 
     def __init__(
@@ -207,7 +201,6 @@ def prompt_seed(seed: int, index: int, turn: int = 0) -> int:
 
 
 def timeout_error(seconds: float) -> str:
-    """The error in the record of a prompt that took longer than its timeout."""
     return f"it took longer than {seconds:g} seconds (--timeout)"
 
 

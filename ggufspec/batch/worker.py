@@ -37,7 +37,6 @@ _THREADS = ("n_threads", "n_threads_draft")
 
 
 def main() -> None:
-    """Run until stdin ends."""
     incoming, outgoing = _take_pipes()
     messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_read, args=(incoming, messages), daemon=True).start()
@@ -67,7 +66,6 @@ def main() -> None:
 def answer(
     engine: Engine, prompt: Prompt, task: Mapping[str, Any], options: CheckedOptions
 ) -> dict[str, Any]:
-    """The record of a prompt, with its text or an error."""
     started = perf_counter()
     completions: list[Completion] = []
     record: dict[str, Any] = dict(prompt.label)

@@ -45,8 +45,6 @@ class BaselineRunner(Protocol):
 
 @dataclass(frozen=True)
 class Baseline:
-    """A program to compare with. Valid until the `open_baselines` block ends."""
-
     name: str
     runner: BaselineRunner
 

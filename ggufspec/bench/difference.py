@@ -26,8 +26,6 @@ _N_DECIMALS = 3  # changes may be small
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one contender."""
-
     before: Summary
     after: Summary
     ratio: Speedup | None  # rates after / rates before; None: no text is in both benchmarks
@@ -39,7 +37,6 @@ class Change:
 
 
 def changes(before: BenchResults, after: BenchResults) -> list[Change]:
-    """The changes of the contenders that are in both benchmarks."""
     found = []
     then = {row.contender.name: row for row in summarize(before)}
     for now in summarize(after):

@@ -23,8 +23,6 @@ KINDS: Mapping[str, Sequence[str]] = read_toml(_FOLDER / "prompts.toml")
 
 @dataclass(frozen=True)
 class Experiment:
-    """The texts to generate with one pair."""
-
     contenders: Sequence[Contender]
     prompts: Sequence[Prompt]
     n_runs: int
@@ -137,8 +135,6 @@ def spread(prompts: Sequence[Prompt], n_most: int | None) -> list[Prompt]:
 
 @dataclass(frozen=True)
 class Preset:
-    """A known experiment."""
-
     name: str
     about: str
     pairs: Sequence[tuple[str, str, str, str]]  # target, draft: registered names, then the source's
@@ -149,7 +145,6 @@ class Preset:
 
     @staticmethod
     def of_table(name: str, table: Mapping[str, Any]) -> Preset:
-        """A preset from its table in presets.toml."""
         prompts = [
             Prompt(id=each["id"], turns=(each["text"],), system=each.get("system"))
             for each in table["prompts"]

@@ -56,8 +56,6 @@ class Timeline:
 
 @dataclass(frozen=True)
 class TimelinePair:
-    """One prompt, continued by plain decoding and by the fastest contender."""
-
     prompt: str
     n_tokens: int  # number of tokens shown
     is_whole: bool

@@ -42,7 +42,6 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """Time at which the text was finished."""
         return self.pieces[-1].seconds if self.pieces else 0.0
 
 
@@ -62,7 +61,6 @@ class Race:
 
     @property
     def seconds(self) -> float:
-        """Time at which the slower contender finished."""
         return max(lane.seconds for lane in self.lanes)
 
     @property
@@ -82,8 +80,6 @@ class Race:
 
 @dataclass(frozen=True)
 class LaneState:
-    """How much of a lane's text has arrived at one time."""
-
     n_pieces: int
     n_tokens: int
     share: float  # share of its tokens that have arrived
@@ -106,7 +102,6 @@ def state_at(lane: Lane, seconds: float) -> LaneState:
 
 
 def verdict(race: Race) -> str:
-    """A sentence that says whether the two texts are the same, and why not."""
     at = race.first_difference
     if race.temperature > 0:
         if at is None and not race.speculative.stats.n_drafted:

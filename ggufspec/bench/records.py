@@ -26,8 +26,6 @@ _REMEDY = "give a file that `ggufspec bench --json` wrote, or measure again"
 
 
 class TextKey(NamedTuple):
-    """Identifies a text by its contender, prompt and run."""
-
     contender: str
     prompt: str
     run: int
@@ -35,8 +33,6 @@ class TextKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Contender:
-    """A named set of generation options."""
-
     name: str  # begins with the name of the pair if a benchmark has several pairs
     options: Mapping[str, Any]
     model: str = "pair"  # or "draft" (the draft model alone), or "baseline" (another program)
@@ -118,7 +114,6 @@ class Measurement:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether its tokens are known."""
         return bool(self.tokens) or not self.n_generated
 
     @property
@@ -128,7 +123,6 @@ class Measurement:
 
     @property
     def seconds(self) -> float:
-        """Total time, with the prompt."""
         return self.prompt_seconds + self.generation_seconds
 
 
@@ -165,11 +159,9 @@ class BenchResults:
     interrupted: bool = False
 
     def of(self, contender: str) -> list[Measurement]:
-        """A contender's measurements in order of time."""
         return [found for found in self.measurements if found.contender == contender]
 
     def with_plain(self, contender: Contender) -> list[tuple[Measurement, Measurement]]:
-        """(measurement, baseline's measurement) for each prompt and run that both have."""
         others = {each.key[1:]: each for each in self.of(contender.baseline or contender.name)}
         texts = self.of(contender.name)
         return [(text, others[text.key[1:]]) for text in texts if text.key[1:] in others]

@@ -42,8 +42,6 @@ _N_DIVERGENCES = 3  # texts per contender whose logits are compared
 
 @dataclass(frozen=True)
 class PairBenchmark:
-    """The experiment of one pair."""
-
     target: Path
     draft: DraftFile | None
     experiment: Experiment

@@ -117,7 +117,6 @@ def ranked_drafts(results: BenchResults) -> list[RankedDraft]:
 def log_ratios(
     texts: Sequence[Measurement], others: Sequence[Measurement]
 ) -> dict[tuple[str, int], float]:
-    """Logarithms of rate ratios by (prompt, run), for the texts that are in both."""
     rates = {(text.prompt, text.run): text.tokens_per_second for text in others}
     return {
         key: math.log(text.tokens_per_second / rates[key])
@@ -141,7 +140,6 @@ def ratio_of_texts(logs: Mapping[tuple[str, int], float]) -> Speedup | None:
 
 
 def ratio_of(logs: Sequence[float]) -> Speedup | None:
-    """The geometric mean of ratios, given their logarithms."""
     if not logs:
         return None
     mean = fmean(logs)

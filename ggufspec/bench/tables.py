@@ -21,8 +21,6 @@ _SAME_RULE = (
 
 @dataclass(frozen=True)
 class Table:
-    """A title, columns, rows of cells, and notes."""
-
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -213,7 +211,6 @@ def _grid(
 
 
 def interval(speedup: Speedup | None, n_decimals: int = 2) -> str:
-    """The confidence interval of a speed-up."""
     if speedup is None or speedup.low is None:
         return NONE
     return f"{speedup.low:.{n_decimals}f}-{speedup.high:.{n_decimals}f}"
@@ -228,8 +225,6 @@ def acceptance_cell(row: Summary | None) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A table in GitHub's Markdown."""
-
     def line(cells: Sequence[str]) -> str:
         escaped = (" ".join(cell.splitlines()).replace("|", "\\|") for cell in cells)
         return f"| {' | '.join(escaped)} |"

@@ -64,8 +64,6 @@ class Pass:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of `tune`."""
-
     chosen: TunedSettings  # all settings
     settings: TunedSettings  # only those that were not given
     trials: tuple[Trial, ...]
@@ -79,7 +77,6 @@ class Tuned:
 
     @property
     def costs(self) -> CostModel:
-        """A cost model with the measured costs."""
         n_per_step = self.step.n_tokens if self.step else 1
         costs = CostModel(len(self.passes), n_per_step=n_per_step)
         for measured in self.passes:

@@ -225,7 +225,6 @@ def _write(
 def _end(
     prompts: Sequence[Prompt], results: BatchResults, output: Path, *, is_finished: bool
 ) -> int:
-    """Print totals, and what to do about missing prompts. Returns the exit code."""
     records = list(results.records.values())
     failed = [record for record in records if record["error"]]
     hint = " (--resume --retry-failed tries them again)" if failed else ""

@@ -326,7 +326,6 @@ def _save(results: BenchResults, path: Path | None) -> None:
 
 
 def _print(preset: str | None, title: str, results: BenchResults, form: str, n_left: int) -> None:
-    """Print title, tables and warnings."""
     from ggufspec.bench.summary import warnings_of
     from ggufspec.cli.bench_jobs import tables_of
 

@@ -53,8 +53,6 @@ _STAND_IN = (
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The options of the command, with the names of its parameters."""
-
     preset: str | None
     pair: PairOptions
     lengths: Sequence[int | str]
@@ -80,7 +78,6 @@ class BenchOptions:
         return not self.pair.target or bool(self.pair.draft)
 
     def of_experiment(self) -> dict[str, Any]:
-        """The given options that are fields of an Experiment."""
         names = ("n_runs", "n_warm_up", "n_tokens", "ignore_eos", "chat", "seed")
         fields = {"prompts": _prompts(self), **{name: getattr(self, name) for name in names}}
         return {name: value for name, value in fields.items() if value is not None}

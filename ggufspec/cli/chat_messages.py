@@ -37,8 +37,6 @@ _ESCAPES = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 class Entry(NamedTuple):
-    """A message, or a command with its argument in `text`."""
-
     text: str
     command: str | None = None  # without its slash
 

@@ -221,7 +221,6 @@ def _run_lane(engine: Engine, prompt: str | list[int], name: str, options: Check
 
 
 def _overwrite(line: str) -> None:
-    """Replace the terminal's last line on stderr."""
     sys.stderr.write(f"\r\x1b[K{line}")
     sys.stderr.flush()
 
@@ -239,7 +238,6 @@ def _show(race: Race, speed: float, color: str) -> bool:
 
 
 def _print_result(races: Mapping[str, Race], steps: Mapping[str, float]) -> None:
-    """Print a table of the races, the fastest first, and how the texts of the fastest compare."""
     best, race = next(iter(races.items()))
     header = ["tokens/s", "speed-up", "accepted", "tokens/round"]
     render.echo()

@@ -72,8 +72,6 @@ def translated(command: click.Command, arguments: Sequence[str]) -> tuple[list[s
 
 
 class _Line:
-    """A command line that is being translated."""
-
     def __init__(self, command: click.Command) -> None:
         self.arguments: list[str] = []
         self._command = command
@@ -220,7 +218,6 @@ class _Line:
 
 @cache
 def _names(command: str) -> frozenset[str]:
-    """The names of all options of a command."""
     found: click.Command = import_module(f"ggufspec.cli.{command}").command
     options = (each for each in found.params if isinstance(each, click.Option))
     return frozenset(name for each in options for name in (*each.opts, *each.secondary_opts))

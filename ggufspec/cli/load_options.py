@@ -45,7 +45,6 @@ def load_options(*groups: str, **changed: Mapping[str, Any]) -> Callable[..., An
 
 
 def _settings(each: LoadOption) -> dict[str, Any]:
-    """How click reads the values that the option's check takes."""
     check = each.check
     if isinstance(check, Whole):
         numbers = click.IntRange(check.least, check.most)
@@ -65,7 +64,6 @@ def _parts(
 
 
 def _template(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
-    """The text of a template, or of a file with one."""
     if given is None or "{" in given:
         return given
     return read_text(Path(given), "the file", OptionError)
@@ -97,7 +95,6 @@ def _adapters(
 
 
 def _scaled(text: str) -> tuple[str, float]:
-    """The path and the scale of an adapter."""
     file, _, scale = text.rpartition(":")
     try:
         path, factor = (file, float(scale)) if file else (text, 1.0)

@@ -273,7 +273,6 @@ class LateBars:
             self._show(work, now)
 
     def load(self, whose: str, share: float) -> None:
-        """Show the progress of `ggufspec.load`."""
         self.update(_WORK.get(whose, f"Loading the {whose}"), share, 1, unit="share")
 
     def download(self, name: str, done: int, total: int) -> None:

@@ -85,7 +85,6 @@ def main() -> None:
 
 
 def run() -> int:
-    """Run the command line. Returns the exit code."""
     try:
         result = cli.main(prog_name="ggufspec", standalone_mode=False)
         sys.stdout.flush()

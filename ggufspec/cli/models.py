@@ -314,7 +314,6 @@ def _blob_sha256(path: Path) -> str | None:
 
 
 def _lines(rows: dict[str, str]) -> str:
-    """A line for each row that has a value."""
     shown = {name: value for name, value in rows.items() if value}
     width = max(map(len, shown)) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in shown.items())

@@ -72,7 +72,6 @@ def read_option(end: str = "") -> dict[str, Any]:
 
 
 def only(options: Iterable[Option], *names: str) -> list[Option]:
-    """Those of the options whose parameters have these names."""
     by_name = {option(lambda: None).__click_params__[0].name: option for option in options}
     return [by_name[name] for name in names]
 

@@ -273,7 +273,6 @@ def _is_split(plan: OffloadPlan) -> bool:
 
 
 def _print_kernels(path: Path, plan: OffloadPlan, shape: ModelShape) -> None:
-    """Print whose kernels compute the weights on the CPU, as measured by the first load."""
     from ggufspec.llama.devices import offload_devices
     from ggufspec.llama.kernel_offer import Placed
     from ggufspec.measure.kernels import recall

@@ -128,7 +128,6 @@ def _branches(round_: Round, piece: Callable[[int], bytes], *, color: bool) -> l
 
 
 def _escaped(tokens: Sequence[int], piece: Callable[[int], bytes]) -> str:
-    """The text of tokens, escaped to fit on one line."""
     text = b"".join(map(piece, tokens)).decode("utf-8", "replace")
     return repr(text + '"')[1:-2]  # the quote makes repr escape single ones
 
@@ -240,7 +239,6 @@ def can_write(text: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
     found = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:

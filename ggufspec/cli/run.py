@@ -166,15 +166,12 @@ def report(
 
 @dataclass(frozen=True)
 class Run:
-    """A generation that has ended, or was interrupted."""
-
     completion: Completion
     rounds: Sequence[Round]
     seed: int
     interrupted: bool
 
     def document(self) -> dict[str, Any]:
-        """The fields of the JSON document that describe this generation."""
         return {
             "text": self.completion.text,
             "tokens": list(self.completion.tokens),

@@ -218,7 +218,6 @@ def refuse_without_draft(*others: str) -> None:
 
 
 def was_given(name: str) -> bool:
-    """Whether the user gave this parameter of the command."""
     context = click.get_current_context()
     return context.get_parameter_source(name) not in (None, click.core.ParameterSource.DEFAULT)
 

@@ -173,7 +173,6 @@ def _answer_requests(answer: Callable[[Any], Any]) -> None:
 
 
 def _command(module: str, function: str, *arguments: str) -> list[str]:
-    """The command that calls a function in a child with the import path of this process."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; "
     return [sys.executable, "-c", f"{code}{function}(*{arguments!r})"]
 

@@ -40,8 +40,6 @@ def visible(text: str) -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """Formats records with `visible`."""
-
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 

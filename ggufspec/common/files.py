@@ -104,7 +104,6 @@ def write_whole(
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder, removed at the end of the block."""
     # tempfile.TemporaryDirectory would leave it if a signal arrives while it is created.
     folder = Path(tempfile.gettempdir(), prefix + secrets.token_hex(8))
     try:

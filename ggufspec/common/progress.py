@@ -23,7 +23,6 @@ class Phases:
         self._most = 0.0
 
     def __call__(self, share: float) -> None:
-        """Report the share of the current phase."""
         self._most = max(self._most, min((self._n_done + share) / self.n, 1.0))
         if self._report is not None:
             self._report(self._most)

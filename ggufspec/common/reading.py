@@ -49,7 +49,6 @@ def read_file(path: Path, what: str, failure: type[GgufspecError]) -> bytes:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The parsed content of a TOML file of this package."""
     return parse_toml(path.read_text(encoding="utf-8"))
 
 

@@ -30,7 +30,6 @@ class Seconds:
 
     @property
     def generation(self) -> float:
-        """Wall time from the end of the prompt to the last token."""
         return self.draft + self.target + self.verify + self.other
 
     @property
@@ -99,7 +98,6 @@ def summarize(
     threads: Threads | None = None,
     notes: Mapping[str, float] | None = None,
 ) -> Stats:
-    """Add up the rounds of one generation."""
     draft = sum(round_.draft_seconds for round_ in rounds)
     target = sum(round_.target_seconds / round_.n_sharers for round_ in rounds)
     verify = sum(round_.verify_seconds for round_ in rounds)

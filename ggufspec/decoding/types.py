@@ -82,7 +82,6 @@ class Draft(NamedTuple):
     parents: Sequence[int] = ()
 
     def accepted(self, verdict: Verdict) -> list[int]:
-        """The accepted tokens."""
         return [self.tokens[node] for node in verdict.nodes]
 
 

@@ -106,7 +106,6 @@ class Bursts:
             loop.close()  # not left to the garbage collector, which can swallow Ctrl-C
 
     def notes(self) -> dict[str, float]:
-        """The number of tokens drafted for the draft model, and the share that it accepted."""
         if not self._n_drafted:
             return {}
         share = self._n_accepted / self._n_drafted

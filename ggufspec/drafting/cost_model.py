@@ -40,7 +40,6 @@ def is_plausible(costs: CostModel) -> bool:
 
 
 def to_document(costs: CostModel) -> dict[str, object]:
-    """The measurements as JSON, which `of_document` reads."""
     return {
         "target_seconds": {str(n): seconds for n, seconds in costs.sizes.items()},
         "plain_seconds": costs.plain_measured,

@@ -55,12 +55,10 @@ class ForcedText:
         return forced
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
-        """Length of the longest prefix of `draft` that may follow `tokens`."""
         constraint = self._constraint
         return len(draft) if constraint is None else constraint.n_allowed(tokens, draft)
 
     def is_over(self, tokens: Sequence[int]) -> bool:
-        """Whether nothing but the end of the text may follow `tokens`."""
         return self._constraint is not None and self._constraint.is_over(tokens)
 
     def probabilities(self, forced: Sequence[int]) -> list[float]:
@@ -96,7 +94,6 @@ class ForcedText:
             self._was_rejected = i == verdict.n_accepted
 
     def notes(self) -> dict[str, float]:
-        """The number of forced tokens that were verified, and the share that was accepted."""
         if not self._n_drafted:
             return {}
         share = self._n_accepted / self._n_drafted

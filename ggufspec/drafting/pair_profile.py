@@ -48,7 +48,6 @@ class PairProfile:
 
     @property
     def is_new(self) -> bool:
-        """Whether there are new measurements to store."""
         n_passes = self.costs.n_passes - self._n_stored_passes
         return self._is_settled_anew or n_passes >= constants.N_PASSES_TO_REMEMBER
 
@@ -182,12 +181,10 @@ class StoredProfile:
 
 
 def _new(temperature: float) -> Coefficients:
-    """The acceptance model of a new pair."""
     return constants.SAMPLED if temperature > 0 else constants.GREEDY
 
 
 def _options(temperature: float, in_blocks: bool) -> dict[str, Any]:
-    """Further arguments of LengthPolicy."""
     if temperature > 0:
         return {"block_bonus": constants.BLOCK_BONUS if in_blocks else 0.0}
     return {"second": constants.SECOND_GREEDY}

@@ -80,15 +80,12 @@ def recall(facts: Mapping[str, object]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Record:
-    """The content of a stored file."""
-
     key: str
     facts: dict[str, Any]
     document: dict[str, Any]
 
 
 def records() -> Iterator[Record]:
-    """All readable records."""
     for path in _files():
         record = _read(path)
         if record is not None:

@@ -147,7 +147,6 @@ class Growth:
         return sorted([*lefts, *others], reverse=True)
 
     def _open_chain(self) -> None:
-        """Add the siblings of the chain's nodes to the candidates."""
         for node in range(self._n_opened, len(self._tokens)):
             self._open(node, self._values[node - 1])
         self._n_opened = len(self._tokens)

@@ -56,8 +56,6 @@ class CallSyntax:
 
 @dataclass(frozen=True)
 class Syntax:
-    """The syntax of answers in a template."""
-
     header: str  # before an answer
     reasoning: tuple[str, str] | None  # begin and end; an empty begin: the prompt opened it
     dropped: tuple[str, ...]  # other marks around the content
@@ -133,8 +131,6 @@ _TOOL = {"type": "object", "properties": {"other": {"type": "string", "descripti
 
 
 class _Sample:
-    """Renders one conversation, with various answers."""
-
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.ids = _IDS

@@ -49,7 +49,6 @@ class BannedStrings:
         return self._taken(0, self._token_at(len(text) - n) if n else len(self._held))
 
     def release_all(self) -> Sequence[HeldToken]:
-        """All held tokens, at the end of the text."""
         return self._taken(0, len(self._held))
 
     def _taken(self, begin: int, end: int) -> Sequence[HeldToken]:

@@ -95,7 +95,6 @@ class LeastTokens:
         return np.stack([self._others if n < self._n_least else self._all for n in lengths])
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
-        """Length of the longest prefix of `draft` that may follow `tokens`."""
         first = draft[: max(self._n_least - len(tokens), 0)]
         return next((i for i, token in enumerate(first) if token in self._banned), len(draft))
 
@@ -104,7 +103,6 @@ class LeastTokens:
         return ()
 
     def n_free(self, tokens: Sequence[int]) -> int:
-        """See decoding.types.Constraint."""
         return ANY if len(tokens) >= self._n_least else 0
 
     def is_over(self, tokens: Sequence[int]) -> bool:

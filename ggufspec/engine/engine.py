@@ -72,7 +72,6 @@ class Engine:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of a prompt and its text together."""
         return self.pair.target.n_ctx
 
     @property
@@ -82,7 +81,6 @@ class Engine:
 
     @property
     def n_draft_max(self) -> int:
-        """The most tokens that a round can draft."""
         return self.pair.n_draft_max
 
     def generate(

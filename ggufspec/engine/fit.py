@@ -123,7 +123,6 @@ class Fit:
 
     @property
     def _is_open(self) -> bool:
-        """Whether there is a GPU and the number of its layers is still to be chosen."""
         options = self._options
         return bool(self._gpus) and None in (options.n_gpu_layers, options.n_gpu_layers_draft)
 

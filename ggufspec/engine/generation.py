@@ -153,7 +153,6 @@ class Generation:
         return self._asked
 
     def answer(self, scored: Scored) -> None:
-        """Complete the round of the last `ask`, and add its chunks."""
         self._asked = None
         if self.is_reading:
             self._pieces.send(scored)
@@ -225,7 +224,6 @@ class Generation:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the prompt and of the text so far."""
         return len(self._all_tokens)
 
     @property

@@ -36,7 +36,6 @@ class Signal:
             self._unset.release()
 
     def wait(self) -> None:
-        """Wait until it is set, and unset it."""
         while not self._unset.acquire(timeout=_SECONDS_WAITED):
             pass
 
@@ -86,7 +85,6 @@ class Handle:
         self.generation = Generation(pair, self.text)
 
     def tell(self) -> None:
-        """Chunks were added."""
         if self.on_news is not None:
             try:
                 self.on_news(self)

@@ -40,8 +40,6 @@ class Logprob(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """The chosen token, and the most likely ones at its position."""
-
     chosen: Logprob
     top: Sequence[Logprob]
 

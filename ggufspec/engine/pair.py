@@ -109,7 +109,6 @@ class Pair:
 
     @property
     def contexts(self) -> list[Context]:
-        """The contexts of the target and the draft."""
         return [context for context in self._roles if context]
 
     def keep_threads(self, keeps: bool) -> None:
@@ -233,7 +232,6 @@ class Pair:
                 table.replace(table.key_in(context), rows, assumed._asdict())
 
     def close(self) -> None:
-        """Store what was learned, and free the models. Twice is fine."""
         try:
             if not self._closed:
                 if self.profile.is_new and self.stored_profile.facts is not None:

@@ -47,7 +47,6 @@ class CachedText:
         return self.n_usable(other.tokens) == len(other.tokens)
 
     def begins(self, tokens: array[int]) -> bool:
-        """Whether `tokens` begin with this text."""
         return self.tokens == tokens[: len(self.tokens)]
 
 
@@ -66,7 +65,6 @@ class PromptCache:
 
     @property
     def n_held(self) -> int:
-        """Bytes of all texts."""
         return sum(text.n_bytes for text in self._texts)
 
     def make_room(self, tokens: array[int], n_bytes: int) -> bool:
@@ -120,7 +118,6 @@ class PromptCache:
             self._read_seconds = _learned(self._read_seconds, seconds / n_tokens)
 
     def forget(self) -> None:
-        """Drop all texts."""
         self._texts.clear()
 
 

@@ -17,8 +17,6 @@ ReadingSteps = Generator[Ask | None, Scored | None, None]
 
 
 class Reading:
-    """A prompt that is being processed, with the numbers that the next pass depends on."""
-
     def __init__(
         self,
         pair: Pair,

@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 
 class _Job:
-    """Work that is no text."""
-
     def __init__(
         self,
         work: Callable[[], Any],
@@ -337,7 +335,6 @@ class Scheduler:
 
 
 def _work(commands: SimpleQueue[_Command], of: ref[Scheduler]) -> None:
-    """The thread."""
     while True:
         try:
             command = commands.get(timeout=_SECONDS_WARM)

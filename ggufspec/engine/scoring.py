@@ -174,7 +174,6 @@ class Divergence:
 
     @property
     def document(self) -> dict[str, object]:
-        """The same as JSON data."""
         return {**asdict(self), "near_tie": self.is_near_tie}
 
 

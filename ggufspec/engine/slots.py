@@ -44,7 +44,6 @@ class Slot:
 
     @property
     def sessions(self) -> Sequence[SlotSession | None]:
-        """The sessions of target and draft."""
         return self.target, self.draft
 
     def is_continued_by(self, n_common: int) -> bool:
@@ -136,7 +135,6 @@ class Slots:
 
     @property
     def free(self) -> Sequence[Slot]:
-        """The slots that nothing uses."""
         return [slot for slot in self._all if not slot.is_used]
 
     def take(self, tokens: Sequence[int]) -> Slot:
@@ -225,7 +223,6 @@ class Slots:
             self.leave(slot, token_array(tokens))
 
     def nearest(self, tokens: Sequence[int]) -> Slot:
-        """The slot with the longest prefix of a text."""
         return max(self._all, key=lambda slot: slot.target.n_common(tokens))
 
     def forget(self) -> None:

@@ -69,7 +69,6 @@ def predicted_costs(
     known: Machine,
     n_most: int,
 ) -> PairCosts:
-    """The costs of models where they are, for passes of up to `n_most` tokens."""
     models = target, draft or target
     unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in known.gpus), None)
     assumed = [each.times(unknown).shares(each.n) for each in (target, draft) if each]
@@ -116,7 +115,6 @@ def with_measured_speeds(known: Machine, n_bytes: int) -> Machine:
 
 
 def _all_measured() -> Iterator[tuple[str, _Measured]]:
-    """Yields (device, measurement) from tables of models that used one device."""
     here = kernels.build_key()
     for facts, rows, assumed in table.records():
         host, gpu = assumed.get("host", 0.0), assumed.get("gpu", 0.0)

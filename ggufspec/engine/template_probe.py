@@ -152,7 +152,6 @@ def other_role(role: str) -> str:
 
 
 def parts_of(*texts: str) -> list[dict[str, str]]:
-    """A content of text parts."""
     return [{"type": "text", "text": text} for text in texts]
 
 
@@ -163,7 +162,6 @@ def _called(
     call_id: str = _ID,
     name: str = "f",
 ) -> list[Message]:
-    """A conversation with calls and their results."""
     said: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
         said |= {"thinking": reasoning, "reasoning_content": reasoning}

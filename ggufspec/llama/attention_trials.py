@@ -138,7 +138,6 @@ def expected(case: Case) -> Array:
 
 
 def _slopes(n_heads: int, bias: float) -> Array:
-    """ALiBi's factors of the mask, by head."""
     if not bias:
         return np.ones((n_heads, 1, 1))
     n_first = 2 ** (n_heads.bit_length() - 1)
@@ -148,7 +147,6 @@ def _slopes(n_heads: int, bias: float) -> Array:
 
 
 def _held(cells: Array, of: str) -> Array:
-    """The values as the cache holds them."""
     if of == "f16":
         return cells.astype(np.float16).astype(float)
     if of == "bf16":

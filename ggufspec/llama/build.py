@@ -33,7 +33,6 @@ _VARIANT = re.compile(r"(?:lib)?ggml-cpu-[a-z]\w*\.(?:so|dylib|dll)")
 
 
 def backends() -> dict[str, int]:
-    """The backends that llama.cpp was built with, and how many devices each has found."""
     library = devices.ggml(
         {
             "ggml_backend_reg_count": (SIZE, []),
@@ -56,7 +55,6 @@ def backends() -> dict[str, int]:
 
 
 def why_no_gpu() -> str:
-    """Why llama.cpp has no GPU, in a few words."""
     built = [name for name in backends() if name not in _HOST]
     if not built:
         return "this build of llama.cpp has no GPU backend"

@@ -181,8 +181,6 @@ def device_memory(device: int) -> tuple[int, int]:
 
 
 class InitParams(ctypes.Structure):
-    """struct ggml_init_params in ggml.h."""
-
     _fields_ = (("mem_size", SIZE), ("mem_buffer", POINTER), ("no_alloc", ctypes.c_bool))
 
 
@@ -217,8 +215,6 @@ def offload_devices() -> list[Device]:
 
 
 class _TensorOverride(ctypes.Structure):
-    """struct llama_model_tensor_buft_override in llama.h."""
-
     _fields_ = (("pattern", TEXT), ("buffer_type", POINTER))
 
 

@@ -88,7 +88,6 @@ class BlockHeadSession:
         return self._gaps[i : i + n_most]
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """See HeadSession.follow."""
         tokens = token_array(tokens)
         self._given.choose_path(tokens)
         self._given.cut(tokens)
@@ -96,7 +95,6 @@ class BlockHeadSession:
         return self._given.end if self._given.first <= n_held <= self._given.end else n_held
 
     def take(self, position: int, part: BatchPart, states: Hidden) -> None:
-        """See HeadSession.take."""
         tokens = token_array(part.tokens[: len(part.tokens) - len(part.parents)])
         del self._held[position + n_same(tokens, self._held[position:]) :]
         self._given.take(position, part, states)
@@ -176,7 +174,6 @@ class BlockHeadSession:
 
     @property
     def _n_rows(self) -> int:
-        """Rows of the last block."""
         n_room = self._context.n_ctx - self._n_true + 1
         return min(self._context.n_rows, n_room) - self._block.first
 
@@ -244,7 +241,6 @@ class Candidates:
         return logits
 
     def gaps(self, i: int, drafted: Sequence[int], n_most: int) -> list[float]:
-        """See BlockHeadSession.gaps."""
         found, before = [], self._before(i, drafted)
         for k in range(i, min(i + n_most, len(self._tokens))):
             found.append(float(self._gaps[k, before]))

@@ -245,7 +245,6 @@ class GivenStates:
         self.first = min(self.first, len(tokens))
 
     def tokens(self, start: int, end: int) -> array[int]:
-        """The tokens at positions `start` to `end`."""
         return self._tokens[start - self.first : end - self.first]
 
     def between(self, start: int, end: int) -> Hidden:
@@ -264,7 +263,6 @@ class GivenStates:
             self._tokens.extend(kept)
 
     def forget(self) -> None:
-        """Drop all."""
         self._tree = None
         del self._tokens[:]
         self.first = 0

@@ -90,7 +90,6 @@ class MappedSession:
         return self._session.piece(read, n_most) if len(read) < self._session.n_ctx else None
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """See LlamaSession.feed. Nothing where there is no room."""
         read = self._reading(tokens)
         if len(read) < self._session.n_ctx:
             self._session.feed(read)
@@ -110,12 +109,10 @@ class MappedSession:
         return self._session.n_bytes
 
     def restore(self, saved: SavedText | None) -> None:
-        """See LlamaSession.restore."""
         self._ahead = None
         self._session.restore(saved)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
-        """See LlamaSession.borrow."""
         self._session.borrow(sequence, self._reading(tokens))
 
     def _reading(self, tokens: Sequence[int]) -> array[int]:

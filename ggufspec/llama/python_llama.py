@@ -130,8 +130,6 @@ _CONTEXT_MULTIPLE = 256
 
 @dataclass(frozen=True)
 class BaselineRequest:
-    """A request for one text of a baseline."""
-
     tokens: Sequence[int]
     sampling: Sampling
     n_tokens: int

@@ -94,7 +94,6 @@ class RpcConnections:
 
 
 def is_built() -> bool:
-    """Whether this llama.cpp has the RPC backend."""
     devices.look_for_devices()
     return bool(llama_cpp.llama_supports_rpc())
 

@@ -115,7 +115,6 @@ class Checkpoints:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all checkpoints."""
         return sum(state.nbytes for _, state in self.saved)
 
     def last_until(self, n_tokens: int) -> int:

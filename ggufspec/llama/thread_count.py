@@ -104,7 +104,6 @@ class ThreadCount:
         self.is_usual = True
 
     def n_for(self, n_tokens: int) -> int:
-        """Threads for a pass over `n_tokens`."""
         if n_tokens <= _MOST_FEW:
             if self._clock() - self._passed_at >= _SECONDS_STALE and self._trial is None:
                 self._begin()

@@ -50,8 +50,6 @@ _WEIGHTS = {OWN: FASTER, "on": 1.0, "off": 1 / FASTER}
 
 
 class UsualText(NamedTuple):
-    """Tokens that the prompt of a usual text has, and tokens that are then written."""
-
     n_prompt: int
     n_new: int
 
@@ -75,12 +73,10 @@ class UsualText(NamedTuple):
 
     @property
     def n_most(self) -> int:
-        """Tokens of the largest pass."""
         return max(n for n, _ in self.passes)
 
     @property
     def most_seconds(self) -> Mapping[tuple[int, int], float]:
-        """Seconds of passes, above which nothing is measured."""
         if self.deepest > DEPTHS[-1]:
             return {(1, 0): _MOST_SECONDS_LONG}
         return dict.fromkeys(self.passes, MOST_SECONDS)

@@ -37,7 +37,6 @@ def first_costs(
 
 
 def _seconds(context: Context, depth: int) -> dict[int, float]:
-    """Seconds by tokens, with the threads and attention in use or else with others."""
     types = [*context.model.kernels.types]
     ways = dict.fromkeys((table.way(context.options.flash_attention), OWN, "on"))
     for about in (table.key_in(context), table.key_of(context.model)):

@@ -73,8 +73,6 @@ def measure(
 
 
 class DraftTimes(NamedTuple):
-    """Seconds of steps, each of `n_per_step` tokens, and of batches that read `n_read` tokens."""
-
     steps: list[float]
     readings: list[float]
     n_read: int

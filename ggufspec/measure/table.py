@@ -155,7 +155,6 @@ class Record(NamedTuple):
 
 
 def records() -> Iterator[Record]:
-    """All stored tables."""
     for _, facts, document in map(astuple, profile_store.records()):
         is_whole = isinstance(facts.get("n_bytes"), int)
         if facts.get("about") == _ABOUT and is_whole:
@@ -191,7 +190,6 @@ def curve(table: Table, types: Collection[str], attention: str, depth: float) ->
 
 
 def _measured(table: Table, types: Collection[str], attention: str) -> dict[int, dict[int, float]]:
-    """Seconds by tokens, then by depth, both rising."""
     name, found = " ".join(types), dict[int, dict[int, float]]()
     for row, each in sorted(table.items()):
         if (row.types, row.attention) == (name, attention):

@@ -159,7 +159,6 @@ def _headers_here(wanted: Header) -> Iterator[Header]:
 
 
 def _heads_beside(wanted: Header, headers: Sequence[Header]) -> Iterator[DraftProposal]:
-    """Yields the heads from the target's folder, or in one there, that fit the target."""
     found: dict[str, Path] = {}
     for header in headers:
         path = header.paths[0]
@@ -173,7 +172,6 @@ def _heads_beside(wanted: Header, headers: Sequence[Header]) -> Iterator[DraftPr
 
 
 def _drafts_among(wanted: Header, headers: Sequence[Header]) -> Iterator[_Candidate]:
-    """Yields the models that are cheap enough to draft for `wanted`."""
     most = MOST_COST * shape_of(wanted).n_pass_bytes
     for header in headers:
         try:

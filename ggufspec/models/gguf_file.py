@@ -106,7 +106,6 @@ class Tensor(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row in the file."""
         of = TYPES[self.type]
         return self.shape[0] // of.n_values * of.n_bytes
 
@@ -139,7 +138,6 @@ class Encoded(bytes):
 
     @cached_property
     def numbers(self) -> tuple[Any, ...]:
-        """The elements of an array of numbers."""
         return struct.unpack_from(f"<{self.length}{self._code(4)}", self, 16)
 
     def with_numbers(self, numbers: Sequence[Any]) -> Encoded:
@@ -212,7 +210,6 @@ class GgufFile:
         return len(self.header) + self.n_tensor_bytes
 
     def chunks(self) -> Iterator[Data]:
-        """Yields the content of the whole file."""
         yield self.header
         for tensor, data in zip(self.tensors, self.data(), strict=True):
             yield from data

@@ -70,7 +70,6 @@ def is_dspark(header: Header) -> bool:
 
 
 def kind_of(header: Header) -> str:
-    """The kind of a head in words, with an article."""
     if header.architecture == DFLASH:
         if is_dspark(header):
             return "a DSpark head"

@@ -76,7 +76,6 @@ def check_type(header: Header) -> None:
 
 
 def is_mtp_alone(header: Header) -> bool:
-    """Whether all layers of a file are for multi-token prediction."""
     has_others = "blk.0.attn_norm.weight" in header.tensor_names and header.mtp_layers.start > 0
     return header.n_mtp_layers > 0 and not has_others
 

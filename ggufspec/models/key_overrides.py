@@ -36,7 +36,6 @@ class KeyOverride(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name in KINDS of the value's type."""
         return type(self.value).__name__
 
     def __str__(self) -> str:

@@ -48,7 +48,6 @@ def ollama_model(name: str) -> Path | None:
 
 
 def model_folders() -> list[Path]:
-    """The folders in which llama.cpp and LM Studio keep GGUF files."""
     return [*_llama_cpp(), *_lm_studio()]
 
 

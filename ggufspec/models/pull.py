@@ -128,8 +128,6 @@ def _remote_files(
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A difference between a registry entry and the hub."""
-
     alias: str
     what: str  # "size", "sha256 of x.gguf", or "file"
     registered: str

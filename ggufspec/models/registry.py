@@ -98,7 +98,6 @@ class Registry:
         )
 
     def pairs_of(self, alias: str) -> tuple[ModelPair, ...]:
-        """The pairs in which this model is the target or the draft."""
         return tuple(pair for pair in self.pairs.values() if alias in (pair.target, pair.draft))
 
     def draft_for(self, alias: str) -> ModelEntry | None:

@@ -29,7 +29,6 @@ def trim_of(header: Header) -> dict[str, Any] | None:
 
 
 def trim_text(trim: dict[str, Any]) -> str:
-    """Describes the facts of `trim_of` in words."""
     kept = []
     if "tokens" in trim:
         kept.append(f"{trim['tokens']} of {trim.get('n_vocab', '?')} tokens")

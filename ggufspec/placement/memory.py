@@ -74,13 +74,10 @@ class CacheParams:
 
     @property
     def n_cells(self) -> int:
-        """Number of tokens that the cache can hold."""
         return -(-self.n_ctx // _CELLS) * _CELLS * self.n_slots
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of a model on the GPUs and on the host."""
-
     gpu: int
     host: int
 

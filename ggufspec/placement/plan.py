@@ -155,7 +155,6 @@ def alternatives(
 def describe(
     plan: OffloadPlan, target: ModelShape, draft: ModelShape | None, machine: Machine
 ) -> str:
-    """One line that describes a plan for a machine with GPUs."""
     where = f"{plan.n_gpu_layers} of {target.n_layers + 1} layers of the target"
     if plan.n_cpu_ffn and plan.n_gpu_layers:
         where += f" without {ffn_name(target)} of the first {plan.n_cpu_ffn}"

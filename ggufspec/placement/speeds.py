@@ -78,7 +78,6 @@ class Gpu:
 
     @property
     def is_measured(self) -> bool:
-        """Whether its speed was measured."""
         return self.slowness != 1
 
     @property
@@ -89,8 +88,6 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs and the free memory of a machine."""
-
     gpus: tuple[Gpu, ...]
     n_host_free: int | None
     host_bandwidth: float | None = None  # effective bytes/s of passes on the CPU, if known

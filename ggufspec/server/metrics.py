@@ -101,7 +101,6 @@ class Metrics:
         )
 
     def observe_queue(self, n_waiting: Callable[[], float], n_running: Callable[[], float]) -> None:
-        """Report the numbers of requests that wait, and that are being processed."""
         for gauges, n in (
             ((self._n_waiting, self._gauges["requests_deferred"]), n_waiting),
             ((self._n_running, self._gauges["requests_processing"]), n_running),

@@ -24,8 +24,6 @@ _STEP = 1_000_003  # blocks; a prime, so that tensors begin at different places 
 
 
 class Weights:
-    """Makes the data of each tensor of a stand-in."""
-
     def __init__(self, source: Header, agreement: float) -> None:
         self._of = source
         self._n_embd, self._n_vocab = source.tensor("token_embd.weight").shape

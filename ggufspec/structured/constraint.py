@@ -59,7 +59,6 @@ class TokenTable:
 
     @cached_property
     def keys(self) -> KeyTokens:
-        """The tokens that matter to keys of JSON."""
         return KeyTokens(self.pieces)
 
     def matcher(self, grammar: str) -> LLMatcher:
@@ -270,7 +269,6 @@ class GrammarConstraint:
         return place.after(piece)
 
     def _allowed(self) -> NDArray[np.uint32]:
-        """The tokens that may follow the text that was read."""
         mask, place, known = self._without_repetition(), self._places[-1], dict[KeyPlace, bool]()
         if place is not None and place.is_json and self._has_few_keys:
             towards = self._table.keys.towards(place, mask)

@@ -103,7 +103,6 @@ def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
 
 
 def _decoded(match: re.Match[str]) -> str:
-    """The character that an escape stands for."""
     if match[4]:
         if match[4] not in _ESCAPES:
             raise OptionError(f"the grammar has an unknown escape, {match[0]}; write \\xHH")

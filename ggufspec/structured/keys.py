@@ -201,7 +201,6 @@ class KeyTokens:
 
 
 def clear(mask: NDArray[np.uint32], tokens: Iterable[int]) -> None:
-    """Remove tokens from a mask."""
     for token in tokens:
         mask[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
 

@@ -81,7 +81,6 @@ class ReasoningBudget:
         return rows
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
-        """Length of the longest prefix of `draft` that may follow `tokens`."""
         n = len(draft) if self.inner is None else self.inner.n_allowed(tokens, draft)
         text = _joined(tokens, draft)
         for i in range(n):
@@ -107,7 +106,6 @@ class ReasoningBudget:
         return min(n, max(self._n_most - place.n, 0) + (place.part is _Part.START))
 
     def is_over(self, tokens: Sequence[int]) -> bool:
-        """Whether nothing but the end of the text may follow `tokens`."""
         return self.inner is not None and self.inner.is_over(tokens)
 
     def _end_after(self, tokens: Sequence[int]) -> Sequence[int]:

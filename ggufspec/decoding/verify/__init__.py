@@ -14,7 +14,6 @@ _OTHER_NAMES = {"block": "traversal"}  # the rule's name before it could judge t
 
 
 def names() -> list[str]:
-    """The names of all rules."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 

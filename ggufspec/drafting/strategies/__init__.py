@@ -48,7 +48,6 @@ class Stage:
 
 
 def names() -> list[str]:
-    """The names of all strategies."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 

@@ -214,7 +214,6 @@ class ModelDrafter:
         self._policy.observe_verdict(n_accepted, list(acceptances))
 
     def notes(self) -> dict[str, float]:
-        """Statistics of forced and of staged tokens."""
         staged = {} if self._bursts is None else self._bursts.notes()
         return {**self._forced.notes(), **staged}
 

@@ -17,8 +17,6 @@ from ggufspec.drafting.strategies import Materials
 
 
 class Origin(IntEnum):
-    """Where a match was found."""
-
     TEXT = 0  # in the text itself
     PREDICTION = 1  # in the caller's prediction of the text
     OTHERS = 2  # in other texts
@@ -106,7 +104,6 @@ class TextStore:
         return [texts for texts in found if len(texts)]
 
     def forget(self) -> None:
-        """Forget the generated texts."""
         self._written.drop(0)
 
 
@@ -177,7 +174,6 @@ class NgramDrafter:
         self.continuation = Continuation()
 
     def notes(self) -> dict[str, float]:
-        """Statistics of forced tokens, and of tokens of the caller's prediction."""
         notes = self._forced_text.notes()
         if self._has_prediction:
             share = self._n_accepted / max(self._n_drafted, 1)

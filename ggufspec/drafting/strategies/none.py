@@ -9,8 +9,6 @@ from ggufspec.drafting.strategies import Materials
 
 
 class NoDrafter:
-    """Proposes nothing."""
-
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         return Draft(())
 

@@ -31,8 +31,6 @@ _HARMONY_MARKS = (*_ENDS, _MESSAGE, _CHANNEL, "<|constrain|>")
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The format of answers in a chat template."""
-
     syntax: Syntax
 
     @property

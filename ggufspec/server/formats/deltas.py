@@ -124,12 +124,10 @@ class Deltas:
         self.n_members = 0
 
     def write(self, text: str) -> None:
-        """Add JSON text to the last call's arguments."""
         if text:
             self._found.append(CallDelta(self.n_calls - 1, text))
 
     def key(self, key: str) -> None:
-        """Add a key to the last call's arguments, which are an object."""
         self.write(("{" if not self.n_members else ", ") + json_text(key) + ": ")
         self.n_members += 1
 

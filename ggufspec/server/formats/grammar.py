@@ -309,5 +309,4 @@ def _quoted(text: str) -> str:
 
 
 def _as_regex(text: str) -> str:
-    """A regular expression, for Lark, that matches a text."""
     return re.sub(r"[^A-Za-z0-9_]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)
