@@ -22,7 +22,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 ROOT = Path(__file__).parents[1]
-GUIDES = sorted([ROOT / "README.md", *ROOT.glob("ggufspec/*/README.md")])
+GUIDES = sorted([ROOT / "README.md", *ROOT.glob("ggufspec/**/README.md")])
 FENCE = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<kind>[a-z]*)\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,

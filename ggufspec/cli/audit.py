@@ -17,8 +17,8 @@ from ggufspec.common import defaults
 from ggufspec.common.prompts import TEXTS, read_prompts
 
 if TYPE_CHECKING:
-    from ggufspec.audit import AuditReport
-    from ggufspec.audit.report import Sequences
+    from ggufspec.bench.audit import AuditReport
+    from ggufspec.bench.audit.report import Sequences
 
 
 @click.command(name="audit", cls=shared.SectionedCommand)
@@ -97,7 +97,7 @@ def command(
     if prompt_file is not None:
         found = read_prompts(prompt_file, TEXTS)
         prompts = [prompt.turns[0] for prompt in found]
-    from ggufspec.audit import PROMPTS, AuditOptions, audit
+    from ggufspec.bench.audit import PROMPTS, AuditOptions, audit
 
     settings = AuditOptions(**audited, options=options)  # type: ignore[arg-type]
     load_settings |= room_for_drafts(settings.n_draft)

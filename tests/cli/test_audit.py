@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from audit.conftest import lossy
+from bench.audit.conftest import lossy
 from cli.conftest import USAGE, Command, check_interrupted
 
 SAME, DIFFERENT = 0, 1

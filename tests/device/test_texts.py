@@ -22,7 +22,7 @@ from device.conftest import (
 )
 
 import ggufspec
-from ggufspec.audit import AuditOptions, audit
+from ggufspec.bench.audit import AuditOptions, audit
 
 F16 = ROUNDING["f16"]
 SPLITS = [(n, draft) for n in (0, 1, 3, ALL) for draft in (0, ALL)][1:]

@@ -10,7 +10,7 @@ import llama_cpp
 import pytest
 from real_models import FILES, Load, MakeLlama, PathOf, greedy
 
-from ggufspec.audit import AuditOptions, audit
+from ggufspec.bench.audit import AuditOptions, audit
 
 STORY = "The old house at the end of the road had been empty for years, until"
 CODE = "def fibonacci(n):\n    "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from real_models import Load, MakeLlama, greedy
 
-from ggufspec.audit.statistics import Distribution, to_distributions, total_variation
+from ggufspec.bench.audit.statistics import Distribution, to_distributions, total_variation
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audit.conftest import Plant, lossy, of_siblings
+from bench.audit.conftest import Plant, lossy, of_siblings
 
 import ggufspec
-from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, audit
-from ggufspec.audit.report import AuditedDivergence, Greedy
+from ggufspec.bench.audit import PROMPTS, AuditOptions, AuditReport, audit
+from ggufspec.bench.audit.report import AuditedDivergence, Greedy
 from ggufspec.decoding import verify
 from ggufspec.decoding.types import Draft, Logits, Probs, Uniforms, Verdict
 from ggufspec.engine import scoring

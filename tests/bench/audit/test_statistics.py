@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ggufspec.audit.statistics import (
+from ggufspec.bench.audit.statistics import (
     Test,
     energy,
     holm,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from audit.conftest import lossy, of_siblings
+from bench.audit.conftest import lossy, of_siblings
 
-from ggufspec.audit.statistics import (
+from ggufspec.bench.audit.statistics import (
     draft_ratio,
     likeliest,
     quantile,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ggufspec.audit.statistics import Test
+from ggufspec.bench.audit.statistics import Test
 from ggufspec.common import defaults, validate
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ggufspec.audit import statistics as stats
-from ggufspec.audit.report import (
+from ggufspec.bench.audit import statistics as stats
+from ggufspec.bench.audit.report import (
     AuditedDivergence,
     AuditOptions,
     AuditReport,
@@ -18,7 +18,7 @@ from ggufspec.audit.report import (
     Greedy,
     Sequences,
 )
-from ggufspec.audit.statistics import Distribution, Floats, Test
+from ggufspec.bench.audit.statistics import Distribution, Floats, Test
 from ggufspec.common.facts import counted
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.reading import read_toml

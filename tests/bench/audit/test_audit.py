@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.audit import PROMPTS, AuditOptions, audit
+from ggufspec.bench.audit import PROMPTS, AuditOptions, audit
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
