@@ -145,7 +145,6 @@ class FileResults:
                 self._n_written += 1
 
     def _read_output(self) -> list[BatchRecord]:
-        """The records of a complete output, which has no journal."""
         with _read_errors(self.path):
             data = self.path.read_bytes()
         try:

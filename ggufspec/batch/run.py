@@ -258,7 +258,6 @@ class Batch:
                 worker.process.close()
 
     def _next_event(self) -> WorkerEvent:
-        """Wait for an event; meanwhile kill workers that miss their deadlines."""
         while True:
             deadlines = [each.deadline for each in self._workers.values() if each.deadline]
             try:
@@ -361,7 +360,6 @@ class Batch:
         self._workers[number] = BatchWorker(number, self._start_process(number, task, self._events))
 
     def _collect_last_records(self) -> None:
-        """Keep records that arrived before the request to stop was handled."""
         while not self._events.empty():
             number, message = self._events.get()
             if number is not None and message is not None and "record" in message:

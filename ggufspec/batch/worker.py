@@ -91,7 +91,6 @@ def answer(
 def _generate(
     engine: Engine, prompt: Prompt, task: Mapping[str, Any], options: CheckedOptions
 ) -> Iterator[Completion]:
-    """The completion of a prompt, or one for each turn; starts with an empty cache."""
     deadline = perf_counter() + task["timeout"] if task["timeout"] else None
 
     def check_time(*_: object) -> None:
@@ -115,7 +114,6 @@ def _generate(
 def _to_tokens(
     engine: Engine, prompt: Prompt, turns: Sequence[str], task: Mapping[str, Any]
 ) -> str | list[int]:
-    """The text to continue, or the tokens of a conversation in the target's chat template."""
     chat, system = task["chat"], task["system"]
     if prompt.kind == "messages":
         if chat is False:
@@ -179,7 +177,6 @@ def _options(task: Mapping[str, Any]) -> CheckedOptions:
 
 
 def _as_choice(completions: Sequence[Completion]) -> dict[str, Any]:
-    """The answers to all turns, in the format of Spec-Bench."""
     stats = [completion.stats for completion in completions]
     return {
         "index": 0,

@@ -246,7 +246,6 @@ def _legend(figure: Figure, names: Sequence[str]) -> None:
 
 
 def _title(results: BenchResults) -> str:
-    """A line that names the models, and a line with machine, prompts and version."""
     facts: Mapping[str, Any] = next(iter(results.models.values()), {})
     facts = facts if isinstance(facts, Mapping) else {}
     files = [facts.get(whose) for whose in ("target", "draft")]

@@ -200,7 +200,6 @@ def _ratio(row: Summary) -> float:
 
 
 def _shares(texts: Sequence[Measurement]) -> list[float]:
-    """Accepted / drafted tokens by position, for positions with enough drafts."""
     drafted, accepted = by_position(texts)
     enough = min(_MIN_SAMPLES, max(drafted))
     return [a / d for a, d in zip(accepted, drafted, strict=True) if d and d >= enough]

@@ -235,7 +235,6 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
 
 
 def _record(kind: type[Record], document: Any) -> Record:
-    """A dataclass from a JSON object (a round: from a list) that has the fields without default."""
     known = fields(kind)  # type: ignore[arg-type]
     if kind is RoundTiming:
         document = dict(zip((each.name for each in known), document, strict=False))

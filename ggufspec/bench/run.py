@@ -158,8 +158,6 @@ def measure(
 
 
 class _Writer:
-    """Generates and times texts with the pair, the draft alone, or a baseline."""
-
     def __init__(
         self,
         engine: Engine,
@@ -316,7 +314,6 @@ def peak_rss() -> int | None:
 
 
 def _conditions(results: BenchResults) -> dict[str, Any]:
-    """The conditions that must be equal for all texts of a benchmark."""
     # `platform` may change, as by an update of the system's kernel.
     machine = {name: value for name, value in results.machine.items() if name != "platform"}
     names = [each.name for each in results.contenders]

@@ -204,7 +204,6 @@ def _grid(
     notes: Sequence[str] = (),
     missing: str = NONE,
 ) -> Table:
-    """A table of (name, cells by column); a row without a column gets `missing` there."""
     columns = list(dict.fromkeys(column for _, cells in rows for column in cells))
     body = [[name, *(cells.get(column, missing) for column in columns)] for name, cells in rows]
     return Table(title, [corner, *columns], body, notes)

@@ -291,7 +291,6 @@ class _Trials:
         return chosen
 
     def _reading(self, whose: str, like: Context, n_batch: int, n_tokens: int) -> float:
-        """The minimum seconds to process a prompt of n_tokens, in a separate context."""
         sizes = {"n_ctx": n_tokens, "n_batch": n_batch, "n_rows": 1, "n_sequences": 1, "n_kept": 0}
         progress = partial(self.tell, f"Trying n_batch {n_batch} of the {whose}")
         with closing(_changed(like, {**sizes, "n_threads": like.n_threads})) as context:

@@ -202,7 +202,6 @@ def _results(
 
 
 def _identity(path: str) -> dict[str, Any]:
-    """The name and fingerprint of a model's file, without its folder."""
     return {"file": Path(path).name, "fingerprint": fingerprint(Path(path))}
 
 
@@ -251,8 +250,6 @@ def _end(
 
 
 class _Shown:
-    """Shows progress: a bar on a terminal, otherwise a line from time to time."""
-
     def __init__(self, bars: LateBars, n_done: int, n_all: int, *, verbose: bool) -> None:
         self._bars = bars
         self._n_done, self._n_all = n_done, n_all

@@ -293,7 +293,6 @@ def _about_stand_in(pair: PairOptions) -> str:
 
 
 def _prompts(options: BenchOptions) -> list[Prompt] | None:
-    """The given prompts; None: use the preset's, or the built-in ones."""
     file = options.prompt_file
     if options.prompt is not None:
         if file is not None:

@@ -226,7 +226,6 @@ def _overwrite(line: str) -> None:
 
 
 def _show(race: Race, speed: float, color: str) -> bool:
-    """Show both texts, replayed on a terminal. Returns whether the user interrupted the replay."""
     render.tolerate_letters()
     if render.is_terminal(sys.stdout):
         from ggufspec.cli.race_view import show
@@ -285,7 +284,6 @@ def _ranking(races: Mapping[str, Race], steps: Mapping[str, float]) -> list[dict
 
 
 def _say(sentence: str) -> None:
-    """Print a sentence, wrapped at the terminal's width or at 98 characters."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     render.echo(click.wrap_text(sentence, width))
 

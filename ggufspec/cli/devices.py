@@ -37,7 +37,6 @@ def command(as_json: bool) -> None:
 
 
 def _facts() -> tuple[dict[str, Any], list[str]]:
-    """The facts that a child process finds, and the lines printed by llama.cpp and the drivers."""
     try:
         done = child.call("ggufspec.llama.build", "print_facts")
     except subprocess.TimeoutExpired as error:

@@ -143,7 +143,6 @@ class _Line:
             self._name_file()
 
     def _split(self, arguments: Sequence[str]) -> Iterator[list[str]]:
-        """Yields each option with its values, in llama.cpp's or in click's spelling."""
         rest = list(arguments)
         while rest:
             word = rest.pop(0)
@@ -159,7 +158,6 @@ class _Line:
             del rest[:n]
 
     def _n_values(self, name: str) -> tuple[int, bool]:
-        """How many values follow an option, and whether they may be missing."""
         found = self._rows.get(name, {})
         row = found.get("by_value") or next(iter(found.values()), None)
         n_values = self._own.get(name, row.n_values if row else 0)
@@ -190,7 +188,6 @@ class _Line:
         return Meaning("refused", others[0]) if others else Meaning("own")
 
     def _words(self, name: str, value: str, meaning: Meaning) -> list[str]:
-        """The command's own options that an option stands for."""
         target, _, how = meaning.what.partition(" ")
         if target.startswith("$"):
             os.environ[target[1:]] = (

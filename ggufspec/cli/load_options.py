@@ -72,7 +72,6 @@ def _template(context: click.Context, option: click.Parameter, given: str | None
 def _variables(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, Any] | None:
-    """The members of JSON objects; of the same name, the last."""
     found: dict[str, Any] = {}
     for text in given:
         if (members := json_object(text)) is None:

@@ -219,8 +219,6 @@ def usual_text(texts: Sequence[str], n_new: int | None) -> tuple[int, int]:
 
 @dataclass
 class _Work:
-    """Work of one name, and the bar that shows it, if there is one."""
-
     started: float
     n_first: float  # done at that time
     unit: str

@@ -307,7 +307,6 @@ def _here(name: str) -> Sequence[Path]:
 
 
 def _blob_sha256(path: Path) -> str | None:
-    """The sha256 of a file in the hub's cache, from its blob's name; None if there is none."""
     content = path.resolve()
     is_blob = content.parent.name == "blobs" and len(content.name) == 64
     return content.name if is_blob else None

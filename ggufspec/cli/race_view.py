@@ -108,7 +108,6 @@ def _lane(
 
 
 def _lines(lane: Lane, console: Console, width: int) -> list[tuple[int, Text]]:
-    """Lines of the whole text (so that no word moves later), each with the index of its start."""
     whole = Text()
     for piece, text in zip(lane.pieces, _pieces(lane), strict=True):
         whole.append(text, _DRAFTED if piece.drafted else None)
@@ -125,7 +124,6 @@ def _pieces(lane: Lane) -> list[str]:
 
 
 def _foot(race: Race, seconds: float) -> Table:
-    """The time, the speed-up, and the meaning of the colour."""
     states = [state_at(lane, seconds) for lane in race.lanes]
     plain, speculative = (now.tokens_per_second for now in states)
     lead = ""

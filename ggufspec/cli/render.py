@@ -116,7 +116,6 @@ def rounds_text(rounds: Sequence[Round], piece: Callable[[int], bytes], *, color
 
 
 def _branches(round_: Round, piece: Callable[[int], bytes], *, color: bool) -> list[str]:
-    """The text of each branch of a tree, starting at the first token; empty for a chain."""
     accepted = round_.tokens[: round_.n_accepted]
     texts = []
     for leaf in leaves(round_.parents):

@@ -46,7 +46,6 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
 def _breakers(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The given breakers, which replace the default ones; `none` means no breakers."""
     if not given:
         return defaults.DRY_SEQUENCE_BREAKERS
     return tuple(text for text in given if text != "none")

@@ -112,7 +112,6 @@ def command(
 
 
 def _counts(path: Path, texts: Sequence[str]) -> Counter[int]:
-    """How often each token of a model's vocabulary occurs in texts."""
     counts = Counter[int]()
     if texts:
         from ggufspec.llama.model import Model

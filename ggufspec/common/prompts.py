@@ -94,8 +94,6 @@ def digest(prompts: Sequence[Prompt]) -> str:
 
 
 class _Lines:
-    """Parses the text of one file; keeps the file's name and accepted forms for errors."""
-
     def __init__(self, where: str, forms: Sequence[str]) -> None:
         self._where = where
         self._forms = forms

@@ -194,7 +194,6 @@ class Sampling:
 
     @property
     def _order(self) -> Sequence[str]:
-        """The samplers that are applied, in order."""
         if self.mirostat:
             return ("mirostat", "temperature")
         is_adaptive = "adaptive_p" in self.samplers and self.adaptive_target >= 0

@@ -141,7 +141,6 @@ def threads_since(before: Threads, now: Threads) -> Threads:
 
 
 def _reach(lengths: Iterable[int], n_positions: int) -> tuple[int, ...]:
-    """For each position i, the number of lengths above i."""
     known = list(lengths)
     return tuple(sum(length > i for length in known) for i in range(n_positions))
 

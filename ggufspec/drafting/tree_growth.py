@@ -141,7 +141,6 @@ class Growth:
         return rows
 
     def _most(self) -> list[float]:
-        """Upper bounds of the candidates' values, best first."""
         lefts = (self._values[node - 1] - self._values[node] for node in range(len(self._tokens)))
         others = (value for value, _ in self._ranked())
         return sorted([*lefts, *others], reverse=True)

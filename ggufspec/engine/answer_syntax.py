@@ -169,7 +169,6 @@ class _Sample:
 
 
 def _common(a: str, b: str) -> str:
-    """The common prefix of two texts, in whole tags and words."""
     tokens = _TOKENS.findall(a)
     return "".join(tokens[: n_equal(tokens, _TOKENS.findall(b))])
 
@@ -183,7 +182,6 @@ def _after(text: str, header: str) -> str:
 
 
 def _without_end(text: str, end: str) -> str:
-    """A text without the common suffix of `text` and `end`, in whole tags and words."""
     if end and text.endswith(end):
         return text.removesuffix(end)
     tokens = _spaced_words(text)
@@ -246,7 +244,6 @@ def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSynt
 
 
 def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
-    """The syntax with the text between two calls, with which `rest` begins."""
     key_at = rest.find(_KEYS[0])
     name_at = rest.rfind(_NAMES[1], 0, key_at)
     head, middle = (re.sub(r"\d+", INDEX, each, count=1) for each in (call.head, call.middle))
@@ -262,8 +259,6 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
 
 
 class _Spots(NamedTuple):
-    """A rendered call, with the places of its start, its name and its first key."""
-
     text: str
     start: int
     name_at: int

@@ -141,7 +141,6 @@ def conversation(turns: Sequence[str], system: str | None = None) -> list[Messag
 
 
 def _marked(message: Message) -> tuple[str, Message]:
-    """The text of a message, and a copy of the message that ends with a mark."""
     content = message["content"] or ""
     if isinstance(content, str):
         return content, {**message, "content": content + _CONTINUED}

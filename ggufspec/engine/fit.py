@@ -137,7 +137,6 @@ class Fit:
 
     @property
     def _unused(self) -> str | None:
-        """Why options for GPUs have no effect; None if they have one or none was given."""
         options = self._options
         asked = options.n_gpu_layers or options.n_gpu_layers_draft
         if self._gpus or not (asked or options.tensor_split or options.main_gpu is not None):

@@ -190,7 +190,6 @@ def _load(
 def _settings(
     models: Sequence[Model], options: LoadOptions, places: Fit
 ) -> tuple[list[ContextOptions], Attention]:
-    """How the context of each model is made, and how attention was chosen."""
     target, head = models[0], places.head
     draft = models[1] if models[1:] else None
     limits = [target.n_ctx_train]

@@ -31,7 +31,6 @@ def load_models(
 
 
 def _measured(path: Path, measures: bool, progress: Share, **how: Any) -> tuple[Model, str | None]:
-    """A model of its own, with the kernels that are fastest for it."""
     rpc = [device.name for device in how.get("rpc", ())]
     devices = usable_devices(rpc, how.get("gpu"))
     overrides = how["overrides"] if devices else ()

@@ -126,7 +126,6 @@ class Passes:
                 yield generation, scored
 
     def _alone(self, generation: Generation, ask: Ask) -> Scored:
-        """Answer an Ask with a pass of its own."""
         session, beside = generation.session, generation.reading.beside
         if ask.wants_rows:
             return timed(session, ask)

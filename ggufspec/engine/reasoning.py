@@ -81,7 +81,6 @@ def with_budget(
 
 
 def _tokens_of(mark: str, specials: dict[str, int], vocab: Vocab) -> list[int]:
-    """The usual tokens of a mark inside a text."""
     names = "|".join(map(re.escape, sorted(specials, key=len, reverse=True))) or r"\Z"
     found: list[int] = []
     for part in filter(None, re.split(f"({names})", mark)):

@@ -266,6 +266,5 @@ def _gap(scores: Scores, tokens: Sequence[int]) -> float:
 
 
 def _change(single: Logits, batched: Logits) -> float:
-    """The largest change of a gap between two likely tokens."""
     likely = np.argsort(single)[-_N_LIKELY:]
     return float(np.ptp(batched[likely] - single[likely]))

@@ -158,8 +158,6 @@ def _check(models: Sequence[object], keys: Keys, what: str) -> Sequence[bool]:
 
 
 class _Sizes(NamedTuple):
-    """The sizes of one session's state, from the header."""
-
     n_tokens: int
     n_cells: int  # bytes
     n_least: int
@@ -212,7 +210,6 @@ class _Sizes(NamedTuple):
 
 
 def _parts(text: CachedText) -> Iterator[memoryview]:
-    """The bytes behind the header."""
     for saved in text.saved:
         if saved is None:
             continue

@@ -81,8 +81,6 @@ def predicted_costs(
 
 
 class _Measured(NamedTuple):
-    """How many times slower than assumed a device is, measured with a model of `n_bytes`."""
-
     n_bytes: int
     slowness: float
     slope: float

@@ -35,8 +35,6 @@ _Ask = Callable[Concatenate["TemplateProbe", _Asked], bool]
 
 
 def _once(ask: _Ask[_Asked]) -> _Ask[_Asked]:
-    """A question whose answer is kept by its arguments."""
-
     @wraps(ask)
     def answer(self: TemplateProbe, /, *args: _Asked.args, **named: _Asked.kwargs) -> bool:
         key = (ask.__name__, args, *named.items())

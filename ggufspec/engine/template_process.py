@@ -75,8 +75,6 @@ class _Generation(Extension):
 
 
 class _PublicNamespace(Namespace):
-    """A namespace without names such as __class__."""
-
     def __init__(*args: Any, **values: Any) -> None:
         self, *rest = args  # `self` may be one of the values
         values = dict(*rest, **values)

@@ -75,7 +75,6 @@ def cpu_use(path: Path = _STAT) -> CpuUse:
 
 
 def _n_own_running(tasks: Path) -> int:
-    """Threads of this process that run or wait for a processor, such as those that spin."""
     n = 0
     for file in tasks.glob("*/stat"):
         with suppress(OSError):  # the thread has ended

@@ -325,7 +325,6 @@ def address_of(pointer: Any) -> int:
 
 
 def _groups(root: Path, own: Path) -> Iterator[Path]:
-    """The folders of this process's control group, and of its parent groups."""
     for line in _lines(own):
         if line.startswith("0::"):
             group = root / line[3:].strip("/")
@@ -341,7 +340,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _sysctl(*arguments: str) -> str:
-    """What macOS's `sysctl` prints; empty if it fails."""
     try:
         return subprocess.run(["sysctl", *arguments], capture_output=True, text=True).stdout.strip()
     except OSError:

@@ -273,7 +273,6 @@ class HeadSession:
             self._read(self._given.tokens(self._n_true, end))
 
     def _read(self, tokens: array[int]) -> None:
-        """Read tokens after those read with the target's states."""
         self._cut(self._n_true)
         self._own = []
         start = max(self._n_true, self._n_skipped)
@@ -327,7 +326,6 @@ class HeadSession:
         return np.concatenate([zeros, found]) if len(zeros) else found
 
     def _cut(self, n_tokens: int) -> None:
-        """Mark tokens from `n_tokens` on as not read."""
         if n_tokens < self._n_firm:
             n_tokens = self._n_firm = 0
         del self._text[n_tokens:]

@@ -159,7 +159,6 @@ class BlockHeadSession:
             self._held = tokens[:]
 
     def _row(self, tokens: array[int]) -> int:
-        """The index of the row after `tokens`; computes the block of the text if needed."""
         self._given.choose_path(tokens)
         n_known = n_same(tokens, self._held)
         if self._given.first <= n_known:  # else the states belong to another text
@@ -248,7 +247,6 @@ class Candidates:
         return found
 
     def _before(self, i: int, drafted: Sequence[int]) -> int:
-        """The index of the candidate that was drafted before place `i`."""
         if i == 0:
             return 0
         (places,) = np.nonzero(self._tokens[i - 1] == drafted[i - 1])

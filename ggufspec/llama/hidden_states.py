@@ -268,7 +268,6 @@ class GivenStates:
         self.first = 0
 
     def _keep(self, n: int, states: Hidden) -> None:
-        """Keep `states` behind the first `n` that are kept."""
         n_all = n + len(states)
         if n_all > len(self._states):
             larger = np.empty((2 * n_all, states.shape[1]), np.float32)

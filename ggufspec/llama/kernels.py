@@ -163,7 +163,6 @@ def instructions() -> str | None:
 
 
 def _addresses(libraries: Iterable[ctypes.CDLL]) -> dict[str, int]:
-    """Addresses of the functions that the extension calls, in these libraries."""
     return {
         name: devices.address_of(getattr(library, symbol))
         for library in libraries

@@ -107,7 +107,6 @@ def print_device_count(endpoint: str) -> None:
 
 
 def _try(address: Address, at: Address) -> int:
-    """The number of devices of a server, found by a child process."""
     version = greet(at)
     try:
         done = child.call("ggufspec.llama.rpc", "print_device_count", str(at))

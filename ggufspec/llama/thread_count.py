@@ -33,8 +33,6 @@ _SECONDS_BETWEEN, _MOST_BETWEEN = 0.1, 2.0
 
 
 class _Passes:
-    """Seconds of the passes with one number of threads."""
-
     def __init__(self) -> None:
         self.least: dict[int, float] = {}  # by size
         self._seconds = self._seconds_least = 0.0  # of the latest passes

@@ -25,8 +25,6 @@ _processes: set[int] = set()  # this one, if OpenMP has computed in it, or its p
 
 
 class _Params(ctypes.Structure):
-    """struct ggml_threadpool_params in ggml.h."""
-
     _fields_ = (
         ("cpumask", ctypes.c_bool * 512),
         ("n_threads", ctypes.c_int),

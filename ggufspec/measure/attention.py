@@ -205,7 +205,6 @@ def _is_slow(model: Model, text: UsualText) -> bool:
 
 
 def _is_known(model: Model, text: UsualText) -> bool:
-    """Whether all rows are there, or one that says that passes are too slow to be measured."""
     return _is_slow(model, text) or all(seconds for _, seconds, _ in _wanted(model, text))
 
 

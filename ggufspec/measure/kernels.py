@@ -242,7 +242,6 @@ def _fits_again(about: Mapping[str, object]) -> bool:
 
 
 def _times(rows: Table, types: Sequence[str], placed: Placed) -> Milliseconds | None:
-    """Milliseconds on an empty cache; None if a size is missing."""
     sizes, name = (*SIZES, PROMPT) if placed.devices else SIZES, " ".join(types)
     found = {
         row.n_tokens: 1000 * seconds

@@ -117,8 +117,6 @@ def _registered(entry: ModelEntry | None, known: Registry) -> Iterator[DraftProp
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A cheap model, and the overlap of its vocabulary with the target's."""
-
     path: Path
     header: Header
     n_common: int

@@ -204,7 +204,6 @@ def read_header(path: Path) -> Header:
 
 @lru_cache(maxsize=2)  # a target and a draft
 def _parsed(path: Path, state: object) -> Header:
-    """The header of a file in this state."""
     made = first = read_one(path)
     n_files = first.values.get("split.count", 1)
     if isinstance(n_files, int) and n_files > 1:
@@ -322,7 +321,6 @@ class _Parser:
         return Header((self._path,), self._n_bytes, values, tensors, spans, starts)
 
     def _tensor(self) -> tuple[Tensor, int]:
-        """A tensor, and the offset of its data."""
         name = self._text()
         n_dimensions = self._number("I")
         if not 1 <= n_dimensions <= _N_MOST_DIMENSIONS:

@@ -164,7 +164,6 @@ def find(
 
 
 def _places(repo: str, revision: str) -> Iterator[dict[str, Path]]:
-    """Yields the files of a repository in each cache, by their paths there."""
     folders = [repo_folder(repo)]
     if chosen := os.environ.get("LLAMA_CACHE"):  # newer versions of llama.cpp: as the hub's cache
         folders.append(Path(chosen) / folders[0].name)

@@ -70,7 +70,6 @@ def _lm_studio() -> Iterator[Path]:
 
 
 def _manifests(registry: str, model: str) -> Iterator[Path]:
-    """The folders in which Ollama keeps a file for each tag of a model."""
     if chosen := os.environ.get("OLLAMA_MODELS"):
         roots = [Path(chosen)]
     else:
@@ -82,7 +81,6 @@ def _manifests(registry: str, model: str) -> Iterator[Path]:
 
 
 def _blob(manifest: Path) -> Path | None:
-    """The file of the model that a manifest of Ollama names."""
     with suppress(OSError):
         if manifest.stat().st_size > _MOST_MANIFEST:
             return None

@@ -213,8 +213,6 @@ Record = TypeVar("Record")
 
 
 class _Table:
-    """A table of a registry file, with its file and key for error messages."""
-
     def __init__(self, file: str, key: str, table: object) -> None:
         self.file = file
         self.key = key

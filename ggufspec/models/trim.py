@@ -220,13 +220,11 @@ def _checked(numbers: Sequence[int], n: int, what: str) -> list[int]:
 
 
 def _filled(tokens: set[int], n_vocab: int) -> list[int]:
-    """The tokens in ascending order, with the lowest other ids added up to a multiple of 32."""
     others = (token for token in range(n_vocab) if token not in tokens)
     return sorted({*tokens, *islice(others, -len(tokens) % _MULTIPLE)})
 
 
 def _cut_tokens(source: Header, values: dict[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """The metadata of a model with only these tokens, which include the required ones."""
     n_vocab = len(source.tokens)
     new_ids = {old: new for new, old in enumerate(kept)}
     made = {key: value for key, value in values.items() if key != _WHOLE}
@@ -250,7 +248,6 @@ def _cut_tokens(source: Header, values: dict[str, Any], kept: Sequence[int]) -> 
 
 
 def _special_tokens(source: Header) -> dict[str, int]:
-    """The special tokens by key, also the ones that llama.cpp assumes."""
     n_vocab = len(source.tokens)
     found = {
         key: value
@@ -269,7 +266,6 @@ def _is_letter(text: bytes) -> bool:
 
 
 def _kept_merges(source: Header, kept: Sequence[int]) -> list[bytes]:
-    """The merges of byte pairs whose parts and result are kept."""
     texts = {source.tokens[i] for i in kept}
     merges = []
     for merge in source.values[_MERGES]:
@@ -303,7 +299,6 @@ def _check_layers(source: Header) -> None:
 
 
 def _cut_layers(source: Header, values: dict[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """The metadata of a model with only these layers: their number, and shortened lists."""
     prefix, n_layers = f"{source.architecture}.", source.n_layers
     pattern, count = prefix + _PATTERN, prefix + "block_count"
     made = dict(values)
@@ -325,7 +320,6 @@ def _origin(
     rows: Sequence[int] | None,
     layers: Sequence[int] | None,
 ) -> dict[str, Any]:
-    """The metadata that says where the copy comes from."""
     name = source.values.get(_SOURCE, source.name)
     made: dict[str, Any] = {_SOURCE: name}
     if _SOURCE not in stored:
@@ -351,7 +345,6 @@ def _origin(
 def _tensors(
     source: Header, rows: Sequence[int] | None, layers: Sequence[int] | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tensors of the copy, each with the tensor that it is copied from."""
     new_layers = None if layers is None else {old: new for new, old in enumerate(layers)}
     for of in source.tensors:
         name, shape = of.name, of.shape

@@ -189,7 +189,6 @@ def ffn_name(shape: ModelShape) -> str:
 def _caches(
     target: ModelShape, draft: ModelShape | None, options: PlacementOptions
 ) -> Iterator[CacheParams]:
-    """Parameters to try: first the given ones, then ones that need less and less memory."""
     usual = min(options.n_ctx_usual, target.n_ctx_train or defaults.N_CTX)
     made: CacheParams = replace(options, n_ctx=options.n_ctx or usual)
     yield made
@@ -209,8 +208,6 @@ def _best(
     options: PlacementOptions,
     caches: CacheParams,
 ) -> OffloadPlan:
-    """The fastest plan with these caches that fits; else the fastest one that does not."""
-
     def rank(plan: OffloadPlan) -> tuple[bool, float, int]:
         return plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)
 

@@ -149,8 +149,6 @@ class Shares(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """Bytes that a pass over one token reads, or the factors for a pass over several tokens."""
-
     dense: float
     experts: float  # only the experts that the token uses
 

@@ -164,7 +164,6 @@ def _answer(request: Request, error: ApiError) -> Response:
 
 
 def _sent(request: Request) -> object:
-    """The document of the body; None if it was not read."""
     return getattr(request.state, "sent", None)
 
 

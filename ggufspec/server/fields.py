@@ -91,7 +91,6 @@ def refusal(name: str, known: Collection[str], kinds: Collection[str]) -> str:
 
 
 def _given_places(sent: dict[str, Any]) -> Iterator[str]:
-    """The names in an object, and in the objects directly in it, such as options.seed."""
     for name, value in sent.items():
         if value is not None:
             yield name

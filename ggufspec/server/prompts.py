@@ -54,7 +54,6 @@ def _infilled(
 
 
 def _joined(prompt: str | Sequence[int | str], vocab: Vocab, add_special: bool) -> Prompt:
-    """A prompt; token ids and texts in one, as llama.cpp's server takes them, are joined."""
     if isinstance(prompt, str):
         return prompt
     tokens: list[int] = []

@@ -75,7 +75,6 @@ def plan(like: str | Header, agreement: float = 1.0) -> GgufFile:
 
 
 def _without_mtp(of: Header) -> Header:
-    """The same model without its layers for multi-token prediction."""
     left_out = of.mtp_layers
     if not left_out:
         return of

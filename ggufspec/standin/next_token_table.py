@@ -69,7 +69,6 @@ def _spread(n: int) -> NDArray[np.float64]:
 
 
 def _fractions(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Numbers in (0, 1], made from hashes."""
     return ((hashed >> np.uint64(11)) + np.uint64(1)) / float(1 << 53)  # type: ignore[no-any-return]
 
 

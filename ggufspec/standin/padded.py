@@ -183,7 +183,6 @@ def _dequantized(tensor: Tensor, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _values(of: Dimensions, source: _Source, filled: float) -> dict[str, Any]:
-    """The metadata in which a padded file differs from its source."""
     size = _format_params(n_params_of(of))
     epsilon = "llama.attention.layer_norm_rms_epsilon"
     return {

@@ -248,7 +248,6 @@ class GrammarConstraint:
         return True
 
     def _n_next(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` may follow the text that was read."""
         n: int = self._matcher.validate_tokens(list(tokens))
         return len(self._places_after(tokens[:n]))
 

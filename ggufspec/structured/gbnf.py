@@ -114,7 +114,6 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 def _character(char: str) -> str:
-    """A character, escaped if needed, as both Lark's strings and Rust's sets read it."""
     is_plain = (char.isascii() and (char.isalnum() or char == " ")) or ord(char) >= 0xA0
     return char if is_plain else f"\\x{ord(char):02x}"
 

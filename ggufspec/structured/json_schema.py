@@ -186,7 +186,6 @@ def _name_check(root: dict[str, Any], part: dict[str, Any]) -> IsName | None:
 
 
 def _target(root: Any, ref: object) -> dict[str, Any] | None:
-    """The part of a schema that a JSON pointer refers to; None for other references."""
     at, hash_sign, pointer = str(ref).partition("#")
     if at or not hash_sign or (pointer and not pointer.startswith("/")):
         return None
@@ -263,7 +262,6 @@ def _place(root: dict[str, Any], complaint: str) -> tuple[str, dict[str, Any]]:
 
 
 def _complaint(schema: dict[str, Any]) -> str:
-    """Why llguidance cannot use a schema; empty if it can."""
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
     return LLMatcher.validate_grammar(grammar, limits=LIMITS)
 

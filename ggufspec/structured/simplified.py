@@ -54,7 +54,6 @@ def _is_void(name: str, part: Mapping[str, Any]) -> bool:
 
 
 def _replace_names(part: dict[str, Any], is_name: IsName) -> None:
-    """List the names, or give their pattern, instead of propertyNames."""
     names, properties = part["propertyNames"], part.get("properties", {})
     required, rest = part.get("required", []), part.get("additionalProperties", {})
     if not (isinstance(names, dict) and isinstance(properties, dict)):
@@ -81,7 +80,6 @@ def _replace_names(part: dict[str, Any], is_name: IsName) -> None:
 
 
 def _pattern(names: Mapping[str, Any]) -> str | None:
-    """A regular expression for names that a pattern, or bounds of the length, describe."""
     known = names.keys() - {"type"}
     if known == {"pattern"}:
         return str(names["pattern"])

@@ -90,8 +90,6 @@ def _tokenize(
 
 @dataclass
 class _TextSet:
-    """The texts of one way of decoding, and the quantiles of their tokens."""
-
     texts: list[list[int]] = field(default_factory=list)
     quantiles: list[tuple[float, float]] = field(default_factory=list)  # one for each of _ORDERS
     n_drafted: int = 0
@@ -184,7 +182,6 @@ class _Audit:
     def _generate(
         self, prompt: list[int], texts: _TextSet, drafter: str, seed: int, *, greedy: bool = False
     ) -> list[int]:
-        """Add one text to `texts`; returns its token ids, with the token that ends the text."""
         settings = self._settings
         options: GenerateOptions = {
             **settings.options,
@@ -269,7 +266,6 @@ class _Audit:
             yield from map(stats.total_variation, *probs)
 
     def _choose(self, pairs: list[_Pair]) -> list[_Pair]:
-        """Random pairs to test the rule with, preferably with different distributions."""
         differing = [pair for pair in pairs if 0.02 < stats.total_variation(*pair) < 0.98] or pairs
         n = min(_N_RULE_POSITIONS, len(differing))
         chosen = self._choices.choice(len(differing), n, replace=False)

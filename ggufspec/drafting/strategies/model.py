@@ -175,7 +175,6 @@ class ModelDrafter:
         return self._rows
 
     def _growth_for(self, rows: Rows, uniforms: Uniforms) -> Growth | None:
-        """The tree of this round; None if branches are not allowed."""
         if self._branches and self._is_free and self._growth is None:
             self._growth = Growth(self._materials, rows, uniforms)
         return self._growth

@@ -81,7 +81,6 @@ class CompletionRenderer:
         return [self._chunk([]) | more]
 
     def _usage(self) -> dict[str, Any]:
-        """Token counts; the prompt of several choices counts once."""
         stats = [choice.stats for choice in self._choices]
         firsts = stats[:: self._n]
         n_prompt = sum(each.n_prompt for each in firsts)
@@ -136,7 +135,6 @@ class CompletionRenderer:
     def _part_chunk(
         self, choice: Answer, part: ChatDelta, event: ChoiceDelta | None
     ) -> dict[str, Any]:
-        """A chunk with a piece of text, and the tokens' details of an event."""
         found = {"tokens": list(event.tokens) if event else []} if self._with_tokens else {}
         logprobs = self._logprobs(choice, len(event.logprobs) if event else 0)
         drafted = {"drafted": list(event.drafted)} if event else None

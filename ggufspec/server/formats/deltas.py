@@ -174,7 +174,6 @@ def _part_of(delta: ChatDelta) -> tuple[type, int]:
 
 
 def _joined(deltas: Sequence[ChatDelta]) -> ChatDelta:
-    """Adjacent deltas of one part as one."""
     first, last, text = deltas[0], deltas[-1], "".join([each.text for each in deltas])
     if isinstance(first, CallDelta) or isinstance(last, CallDelta):
         return first._replace(text=text)

@@ -197,7 +197,6 @@ class GrammarMaker:
         return " ".join(found)
 
     def _arguments(self, call: CallSyntax, rule: str, schema: Mapping[str, Any]) -> str:
-        """The arguments of a call; adds a rule for them."""
         if call.kind in ("json", "named"):
             return self._json_rule(rule, schema)
         of_json_schema(schema)  # refuses the same schemas of strict tools as other kinds of calls
@@ -250,7 +249,6 @@ class GrammarMaker:
     def _gemma(
         self, rule: str, schema: object, root: Mapping[str, Any], quote: str, depth: int
     ) -> str:
-        """A value with bare keys and marked quotes."""
         types = types_of({"properties": {"x": schema}, **_definitions(root)}, "x")
         found = schema if isinstance(schema, Mapping) else {}
         if types == {"string"}:
