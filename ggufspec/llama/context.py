@@ -152,7 +152,8 @@ class Context:
         params.n_ctx = options.n_cells * options.n_sequences
         params.n_batch = params.n_ubatch = self.n_batch
         params.n_seq_max = options.n_sequences * self.n_leaves
-        params.kv_unified = self.can_share_passes or self.n_leaves > 1
+        is_unified = options.is_unified or self.can_share_passes
+        params.kv_unified = is_unified or self.n_leaves > 1
         params.n_outputs_max = self._n_rows_of_all
         params.op_offload = options.offloads
         # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.

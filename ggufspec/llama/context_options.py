@@ -44,6 +44,7 @@ class ContextOptions:
     n_leaves: maximum leaves of a tree; see Context.n_leaves for what a model supports. offloads:
     a GPU computes prompts for the layers of the host, too. n_checkpoints: message ends whose
     recurrent state is kept: see Checkpoints. varies_threads: use fewer where that is faster.
+    is_unified: one cache for all sequences, also where they cannot share passes.
     """
 
     n_ctx: int
@@ -60,6 +61,7 @@ class ContextOptions:
     offloads: bool = True
     n_kept: int = 0
     n_checkpoints: int = defaults.CTX_CHECKPOINTS
+    is_unified: bool = False
 
     @property
     def n_cells(self) -> int:

@@ -34,5 +34,19 @@ def set_state(context: int, sequence: int, flags: int, state: State) -> int:
     return int(llama_cpp.llama_state_seq_set_data_ext(context, buffer, state.size, sequence, flags))
 
 
+def repeat(context: int, n_times: int) -> bool:
+    """Add what sequence 0 holds to it so many times, by way of sequence 1; False if that fails.
+
+    Much faster than reading a text. The caches of both sequences are one. Raises DecodeError.
+    """
+    memory, state = llama_cpp.llama_get_memory(context), state_of(context, 0, 0, "its cells")
+    for _ in range(n_times):
+        if not set_state(context, 1, 0, state):
+            return False
+        llama_cpp.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+    llama_cpp.llama_memory_seq_rm(memory, 1, -1, -1)
+    return True
+
+
 def _buffer(state: State) -> ctypes.Array[ctypes.c_uint8]:
     return (ctypes.c_uint8 * state.size).from_buffer(state.data)

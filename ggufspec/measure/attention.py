@@ -6,16 +6,13 @@ There are three ways: flash attention by our kernels or by llama.cpp's, and none
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from itertools import product
 from math import inf
 from typing import NamedTuple
 
 from ggufspec.common import defaults
 from ggufspec.llama import kernels
-from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import (
-    FLASH_ATTENTION,
     OWN,
     ContextOptions,
     default_attention,
@@ -23,11 +20,10 @@ from ggufspec.llama.context_options import (
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.log import logger
 from ggufspec.llama.model import Model
-from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.measure import table
 from ggufspec.measure.disturbed import Watch, undisturbed
 from ggufspec.measure.kernels import measuring
-from ggufspec.measure.passes import PIECE, SIZES, measure
+from ggufspec.measure.passes import PIECE, SIZES, time_rows
 from ggufspec.measure.table import Row, Table
 
 SECONDS = 0.5  # of repeated passes of a model; slow passes may take several times as long
@@ -225,21 +221,8 @@ def time_passes(model: Model, text: UsualText, watch: Watch) -> Table:
     Raises Disturbed.
     """
     missing = {(row.n_tokens, row.depth) for row, seconds, _ in _wanted(model, text) if not seconds}
-    pools, sizes = ThreadPools(), (model.pointer, text.n_most, text.deepest)
-    with ExitStack() as stack:
-        contexts = {
-            way: stack.enter_context(
-                closing(BareContext(*sizes, pools, FLASH_ATTENTION[way], way == OWN))
-            )
-            for way in _ways()
-        }
-        most = text.most_seconds
-        found = measure(contexts, missing, at_least=SECONDS, most=most, tell=watch.check)
-    by_way = found or {}
-    for times in by_way.values():
-        watch.end(times)
-    types = " ".join(model.kernels.types)
-    return {Row(types, way, *at): times[at] for way, times in by_way.items() for at in times}
+    kinds = [(model, way) for way in _ways()]
+    return time_rows(kinds, missing, watch, at_least=SECONDS, most=text.most_seconds)
 
 
 def _has_room(model: Model, options: ContextOptions) -> bool:

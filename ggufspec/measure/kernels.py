@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, closing
 from os import environ
 from pathlib import Path
 from time import perf_counter
@@ -13,14 +13,13 @@ from ggufspec.common.progress import Phases, Share
 from ggufspec.drafting import profile_store
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama import devices, kernels
-from ggufspec.llama.bare_context import BareContext
-from ggufspec.llama.context_options import FLASH_ATTENTION, OWN, default_attention
+from ggufspec.llama.context_options import default_attention
 from ggufspec.llama.kernel_offer import Placed, offer
 from ggufspec.llama.log import logger
 from ggufspec.llama.model import Model
 from ggufspec.measure import table
-from ggufspec.measure.disturbed import Watch, undisturbed
-from ggufspec.measure.passes import SIZES, measure
+from ggufspec.measure.disturbed import undisturbed
+from ggufspec.measure.passes import SIZES, time_rows
 from ggufspec.measure.table import Row, Table
 
 # For a model partly on devices, a whole text of this many prompt and answer tokens decides, too:
@@ -186,31 +185,12 @@ def _rows(
 
     None: other programs disturb them.
     """
-    attention = default_attention(*models)
-    how = FLASH_ATTENTION[attention], attention == OWN
-
-    def rows(watch: Watch) -> Table:
-        def tell(share: float) -> None:
-            report(share)
-            watch.check()
-
-        with ExitStack() as stack:
-            contexts = {
-                " ".join(model.kernels.types): stack.enter_context(
-                    closing(BareContext(model.pointer, max(sizes), 0, None, *how))
-                )
-                for model in models
-            }
-            found = measure(contexts, [(n, 0) for n in sizes], at_least=at_least, tell=tell) or {}
-        for times in found.values():
-            watch.end(times)
-        return {
-            Row(types, table.way(attention), *at): times[at]
-            for types, times in found.items()
-            for at in times
-        }
-
-    return undisturbed(rows, devices.n_threads_default())
+    kinds = [(model, default_attention(*models)) for model in models]
+    passes = [(n, 0) for n in sizes]
+    return undisturbed(
+        lambda watch: time_rows(kinds, passes, watch, at_least=at_least, report=report),
+        devices.n_threads_default(),
+    )
 
 
 def _by_types(about: Mapping[str, object], types: Sequence[str], placed: Placed) -> Choice | None:

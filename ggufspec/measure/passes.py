@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import product
 from math import inf
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
-from ggufspec.common.progress import Progress
+from ggufspec.common import defaults
+from ggufspec.common.progress import Progress, Share
 from ggufspec.decoding.types import Logits
-from ggufspec.errors import OptionError
-from ggufspec.llama.bare_context import BareContext
+from ggufspec.errors import DecodeError, OptionError
+from ggufspec.llama import state
 from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.log import listening
+from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.llama.vocab_map import VocabMap, filler_tokens
+from ggufspec.measure import table
+from ggufspec.measure.disturbed import Watch
+from ggufspec.measure.table import Row, Table
 
 Kind = TypeVar("Kind")
 
@@ -26,20 +35,112 @@ _DEEP = 1024  # tokens before a pass, from which on passes are repeated least
 _N_TRIED = 2
 _MOST_ROUNDS, _FEWEST_ROUNDS, _FEWEST_DEEP = 9, 3, 2
 
+_N_COPIED = 32  # tokens that are read into a context; its further cells are copies of theirs
 _N_READ = 16
 _MOST_REPEATS = 10  # times n_repeats, for short passes
 HOPELESS = 2.0  # times the best number of threads; slower numbers are not tried further
 
 
+class Probe:
+    """A context of its own, in which passes of a model are timed. Close it before the model."""
+
+    def __init__(
+        self,
+        model: Model,
+        n_most: int,
+        deepest: int = 0,
+        pools: ThreadPools | None = None,
+        attention: str = defaults.FLASH_ATTENTION,
+    ) -> None:
+        """For passes over at most `n_most` tokens, after at most `deepest`; `pools`: see Context.
+
+        Raises OutOfMemoryError, and ModelError for a model without passes.
+        """
+        n_batch, n_sequences = max(n_most, _N_COPIED if deepest else 1), 2 if deepest else 1
+        options = ContextOptions(
+            n_ctx=-(-(deepest + n_batch) // n_sequences),
+            n_rows=min(n_most, max(SIZES)),
+            n_sequences=n_sequences,
+            n_batch=n_batch,
+            flash_attention=attention,
+            is_unified=True,
+        )
+        self.context = Context(model, options, pools=pools)
+        self._tokens = filler_tokens(model.vocab, n_batch)
+        self._n_read = self._n_held = 0
+
+    def seconds(self, n_tokens: int, n_rows: int) -> float | None:
+        """Seconds of a pass with logits of its last `n_rows`; None if it fails.
+
+        Raises KeyboardInterrupt within the pass.
+        """
+        self.context.truncate(self._n_read)
+        began = perf_counter()
+        try:
+            self.context.decode(self._tokens[:n_tokens], min(n_rows, n_tokens))
+        except DecodeError:
+            return None
+        return perf_counter() - began
+
+    def fill(self, n_tokens: int) -> bool:
+        """Let passes follow `n_tokens`, a multiple of 32, no fewer than before; False: it fails."""
+        if n_tokens and not self._n_read:
+            if self.seconds(_N_COPIED, 1) is None:
+                return False
+            self._n_read = self._n_held = _N_COPIED
+        self.context.truncate(self._n_read)
+        if self._n_held >= n_tokens:
+            return True
+        n_times, self._n_held = n_tokens // self._n_held - 1, n_tokens
+        with listening():
+            return state.repeat(self.context.pointer, n_times)
+
+    def close(self) -> None:
+        self.context.close()
+
+
+def time_rows(
+    kinds: Iterable[tuple[Model, str]],
+    passes: Iterable[tuple[int, int]],
+    watch: Watch,
+    *,
+    at_least: float,
+    most: Mapping[tuple[int, int], float] | None = None,
+    report: Share = lambda share: None,
+) -> Table:
+    """Times of passes of models, each with a way of attention: see `measure`.
+
+    Fewer if a pass is too slow, none if one fails. Raises Disturbed.
+    """
+    wanted, pools = [*passes], ThreadPools()
+    n_most, deepest = (max(each) for each in zip(*wanted, strict=True))
+
+    def tell(share: float) -> None:
+        report(share)
+        watch.check()
+
+    with ExitStack() as stack:
+        probes = {
+            (" ".join(model.kernels.types), table.way(attention)): stack.enter_context(
+                closing(Probe(model, n_most, deepest, pools, attention))
+            )
+            for model, attention in kinds
+        }
+        found = measure(probes, wanted, at_least=at_least, most=most, tell=tell) or {}
+    for times in found.values():
+        watch.end(times)
+    return {Row(*kind, *at): times[at] for kind, times in found.items() for at in times}
+
+
 def measure(
-    contexts: Mapping[Kind, BareContext],
+    contexts: Mapping[Kind, Probe],
     passes: Iterable[tuple[int, int]],
     *,
     at_least: float,
     most: Mapping[tuple[int, int], float] | None = None,
     tell: Callable[[float], object] = lambda share: None,
 ) -> dict[Kind, dict[tuple[int, int], float]] | None:
-    """The least seconds of passes over (tokens, depth), by context; None: a model has no passes.
+    """The least seconds of passes over (tokens, depth), by context; None: a pass fails.
 
     Contexts and sizes take turns, so that slow moments of the machine slow all of them down. Passes
     are repeated for `at_least` seconds, those over pieces of prompts not at all. A pass that twice

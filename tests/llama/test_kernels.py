@@ -239,15 +239,15 @@ def test_they_are_tried_where_nothing_links_the_library_of_the_cpus_backend() ->
 def test_ctrl_c_ends_a_pass_that_is_measured(quantized: Path) -> None:
     program = """
         import llama_cpp, signal, threading
-        from ggufspec.llama.bare_context import BareContext
+        from ggufspec.measure.passes import Probe
 
-        context = BareContext(Model(sys.argv[1]).pointer, 4096)
-        whole = context.seconds(4096, 1)
+        probe = Probe(Model(sys.argv[1]), 4096)
+        whole = probe.seconds(4096, 1)
         threading.Timer(whole / 10, signal.raise_signal, [signal.SIGINT]).start()
         try:
-            context.seconds(4096, 1)
+            probe.seconds(4096, 1)
         except KeyboardInterrupt:
-            memory = llama_cpp.llama_get_memory(context.pointer)
+            memory = llama_cpp.llama_get_memory(probe.context.pointer)
             print(whole, llama_cpp.llama_memory_seq_pos_max(memory, 0))
     """
     seconds, last = run(program, quantized)[-1].split()

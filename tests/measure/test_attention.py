@@ -21,7 +21,6 @@ from patience import PATIENCE
 import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.llama import cpu_use, devices
-from ggufspec.llama.bare_context import BareContext
 from ggufspec.llama.context_options import ContextOptions, default_attention
 from ggufspec.llama.model import AttentionHeads, Model
 from ggufspec.measure import attention, table
@@ -33,7 +32,7 @@ from ggufspec.measure.attention import (
     time_passes,
 )
 from ggufspec.measure.disturbed import Watch
-from ggufspec.measure.passes import PIECE, SIZES
+from ggufspec.measure.passes import PIECE, SIZES, Probe
 from ggufspec.measure.table import Row, Table
 from ggufspec.standin import embedded
 
@@ -203,16 +202,16 @@ def test_whole_passes_are_timed_in_all_ways(monkeypatch: pytest.MonkeyPatch) -> 
 def test_cells_are_filled_by_copies_of_a_few_tokens() -> None:
     with (
         closing(Model(embedded.embedded_target())) as model,
-        closing(BareContext(model.pointer, 4, n_before=512)) as context,
+        closing(Probe(model, 4, deepest=512)) as probe,
     ):
         sizes = []
         for n_tokens in (32, 512):
-            assert context.fill(n_tokens)
-            assert context.seconds(4, 4) is not None
-            assert context.fill(n_tokens), "drops what the pass has added"
-            sizes.append(llama_cpp.llama_state_seq_get_size(context.pointer, 0))
+            assert probe.fill(n_tokens)
+            assert probe.seconds(4, 4) is not None
+            assert probe.fill(n_tokens), "drops what the pass has added"
+            sizes.append(llama_cpp.llama_state_seq_get_size(probe.context.pointer, 0))
         assert sizes[1] / sizes[0] == pytest.approx(16, rel=0.05)
-        assert llama_cpp.llama_perf_context(context.pointer).n_p_eval == 32 + 4 + 4
+        assert llama_cpp.llama_perf_context(probe.context.pointer).n_p_eval == 32 + 4 + 4
 
 
 def test_nothing_is_decided_where_a_pass_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from ggufspec.llama import kernels as own_kernels
 from ggufspec.llama.kernel_offer import Placed
 from ggufspec.llama.model import Model
 from ggufspec.measure import kernels
+from ggufspec.measure import passes as measured_passes
 from ggufspec.models.quantization import header_of
 
 pytestmark = pytest.mark.skipif(
@@ -45,19 +46,19 @@ class Clock:
         self.speeds: dict[str, float] = {}
         self.asked: list[list[str]] = []
         self.first = 1.0  # factor of a pass over one token
-        monkeypatch.setattr(kernels, "measure", self)
+        monkeypatch.setattr(measured_passes, "measure", self)
         monkeypatch.delenv(own_kernels.VARIABLE)
 
     def __call__(
-        self, contexts: Mapping[str, object], passes: list[tuple[int, int]], **how: Any
-    ) -> dict[str, dict[tuple[int, int], float]]:
-        self.asked.append([*contexts])
+        self, contexts: Mapping[tuple[str, str], object], passes: list[tuple[int, int]], **how: Any
+    ) -> dict[tuple[str, str], dict[tuple[int, int], float]]:
+        self.asked.append([types for types, _ in contexts])
         return {
-            types: {
-                (n, depth): self.speeds.get(types, 1.0) * n * (self.first if n == 1 else 1.0)
+            kind: {
+                (n, depth): self.speeds.get(kind[0], 1.0) * n * (self.first if n == 1 else 1.0)
                 for n, depth in passes
             }
-            for types in contexts
+            for kind in contexts
         }
 
     @property
