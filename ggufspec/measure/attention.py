@@ -12,11 +12,7 @@ from typing import NamedTuple
 
 from ggufspec.common import defaults
 from ggufspec.llama import kernels
-from ggufspec.llama.context_options import (
-    OWN,
-    ContextOptions,
-    default_attention,
-)
+from ggufspec.llama.context_options import OWN, ContextOptions, default_attention
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.log import logger
 from ggufspec.llama.model import Model

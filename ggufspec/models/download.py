@@ -181,11 +181,7 @@ def _download(file: RemoteFile, stop: threading.Event) -> None:
 def _request_from(file: RemoteFile, start: int) -> Iterator[httpx2.Response]:
     """The answer to a request for the bytes from `start` on. Raises DownloadError."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # lazily exported
-        build_hf_headers,
-        get_session,
-        hf_raise_for_status,
-    )
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]  # lazily exported
 
     url = hf_hub_url(file.repo, file.path, revision=file.commit, endpoint=hub.endpoint())
     headers = {

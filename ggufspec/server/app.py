@@ -25,13 +25,7 @@ from ggufspec.server.dialects.ollama import VERSION, OllamaRenderer, OllamaReque
 from ggufspec.server.dialects.responses_request import ResponsesRequest, ResponseStore
 from ggufspec.server.dialects.responses_response import ResponsesRenderer
 from ggufspec.server.dialects.shared import Renderer
-from ggufspec.server.embeddings import (
-    OF_TEXTS,
-    PATHS,
-    EmbeddingService,
-    add_embeddings,
-    refuse,
-)
+from ggufspec.server.embeddings import OF_TEXTS, PATHS, EmbeddingService, add_embeddings, refuse
 from ggufspec.server.errors import ApiError, add_error_handlers
 from ggufspec.server.events import ParsedRequest
 from ggufspec.server.middleware import OriginMiddleware, RequestMiddleware

@@ -15,12 +15,7 @@ from ggufspec.decoding.types import Draft, Logits, Probs, Verify
 from ggufspec.errors import OptionError
 
 try:
-    from scipy.stats import (  # type: ignore[import-untyped]
-        ks_2samp,
-        norm,
-        permutation_test,
-        qmc,
-    )
+    from scipy.stats import ks_2samp, norm, permutation_test, qmc  # type: ignore[import-untyped]
 except ImportError as error:
     raise OptionError(
         "an audit needs scipy, which is not installed; install it with "
