@@ -31,7 +31,7 @@ from ggufspec.engine.text import Completion
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.log import show_log
-from ggufspec.measure.profile_key import profile_key
+from ggufspec.measure.pairs import profile_key
 
 _THREADS = ("n_threads", "n_threads_draft")
 

@@ -24,7 +24,7 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.devices import n_logical_cores, n_threads_default
 from ggufspec.measure import passes, table
 from ggufspec.measure.attention import Attention, measure_attention
-from ggufspec.measure.profile_key import profile_key
+from ggufspec.measure.pairs import profile_key
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.heads import DraftFile
 from ggufspec.placement.speeds import Shares

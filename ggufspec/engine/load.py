@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ggufspec.common import defaults, validate
-from ggufspec.common.progress import LoadProgress
+from ggufspec.common.progress import LoadProgress, Share
 from ggufspec.common.reading import read_text
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
@@ -17,7 +18,6 @@ from ggufspec.drafting.strategies.ngram import TextStore
 from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit
-from ggufspec.engine.load_models import load_models
 from ggufspec.engine.load_options import LoadOptions
 from ggufspec.engine.pair import Pair, add_texts
 from ggufspec.engine.prompt_cache import n_cache_bytes
@@ -27,14 +27,15 @@ from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_checks import check_exact, check_room
 from ggufspec.llama.context_options import ContextOptions, default_attention
 from ggufspec.llama.head import Head
-from ggufspec.llama.model import Model
-from ggufspec.llama.rpc import RpcConnections
+from ggufspec.llama.kernel_offer import Placed
+from ggufspec.llama.model import Model, usable_devices
+from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.vocab_map import VocabMap, map_of
+from ggufspec.measure import kernels as kernel_choice
 from ggufspec.measure.attention import Attention, UsualText, measure_attention
-from ggufspec.measure.first_costs import first_costs
-from ggufspec.measure.profile_key import pair_key, profile_key
-from ggufspec.models.head_facts import MTP
+from ggufspec.measure.pairs import first_costs, pair_key, profile_key
+from ggufspec.models.head_facts import MTP, HeadFacts
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.speeds import Shares
 
@@ -136,7 +137,7 @@ def _load(
     contexts: list[Context] = []
     vocab_map: VocabMap | None = None
     with ExitStack() as stack:
-        for model, reason in load_models(options, head, servers.devices, tell):
+        for model, reason in _models(options, head, servers.devices, tell):
             models.append(stack.enter_context(closing(model)))
             reasons += [f"{model.path.name}: {reason}"] if reason else []
             if model is not models[0] and head is None:
@@ -185,6 +186,63 @@ def _load(
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises
         return engine
+
+
+def _models(
+    options: LoadOptions, head: HeadFacts | None, rpc: Sequence[RemoteDevice], tell: LoadProgress
+) -> Iterator[tuple[Model, str | None]]:
+    """Load target and draft where the options place them, with why their kernels are used.
+
+    The caller closes each model. Raises ModelError, OptionError, OutOfMemoryError.
+    """
+    chosen = options.n_gpu_layers, options.n_gpu_layers_draft  # None: there is no GPU
+    n_target, n_draft = (defaults.ALL_LAYERS if n is None else n for n in chosen)
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("mmap", "mlock", "repack")}
+    tell("target", 0.0)
+    yield _measured(
+        options.target,
+        partial(tell, "target"),
+        measures=not options.exact,
+        rpc=rpc,
+        mtp=options.draft == MTP,
+        overrides=options.overrides or (),
+        adapters=options.lora,
+        key_overrides=options.override_kv,
+        n_gpu_layers=n_target,
+        tensor_split=options.tensor_split,
+        **shared,
+    )
+    tell("target", 1.0)
+    if options.draft is None or options.draft == MTP:
+        return
+    shared |= {"overrides": options.overrides_draft or (), "n_gpu_layers": n_draft}
+    # A head that reads memory of the target can use all devices that this may be on:
+    # llama.cpp ends the process where a context has not the device of a tensor.
+    reads_target = head is not None and (head.shares_cache or head.borrows_output)
+    of_rpc: dict[str, Any] = {"rpc": rpc}
+    of_gpu = {"gpu": options.main_gpu, "key_overrides": options.override_kv_draft}
+    shared |= of_rpc if reads_target else of_gpu
+    shared |= {"adapters": options.lora_draft, "progress": partial(tell, "draft")}
+    tell("draft", 0.0)
+    if head is None:
+        yield _measured(Path(options.draft), **shared)
+    else:
+        yield Model(Path(options.draft), is_head=True, mtp=head.kind == MTP, **shared), None
+    tell("draft", 1.0)
+
+
+def _measured(
+    path: Path, progress: Share, *, measures: bool = True, **how: Any
+) -> tuple[Model, str | None]:
+    rpc = [device.name for device in how.get("rpc", ())]
+    devices = usable_devices(rpc, how.get("gpu"))
+    placed = Placed(devices, how["n_gpu_layers"], how["overrides"] if devices else ())
+
+    def make(types: Collection[str] | None, share: Share) -> Model:
+        return Model(path, own_kernels=types, progress=share, **how)
+
+    measures = measures and how["repack"]
+    return kernel_choice.load(make, path, placed, measures=measures, progress=progress)
 
 
 def _settings(

@@ -22,7 +22,7 @@ from ggufspec.engine.slots import Slots
 from ggufspec.errors import ClosedError, OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head
-from ggufspec.llama.text_key import text_key
+from ggufspec.llama.saved_text import text_key
 from ggufspec.llama.vocab import Vocab
 from ggufspec.llama.vocab_map import VocabMap
 from ggufspec.measure import table

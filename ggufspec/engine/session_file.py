@@ -32,7 +32,7 @@ _PIECE = 2**24  # bytes that are read and hashed at once
 _AGAIN = "save the text again"
 _ROLES = ("target", "draft")
 
-Key = Mapping[str, object]  # see text_key.text_key; the same for equal models and caches
+Key = Mapping[str, object]  # see saved_text.text_key; the same for equal models and caches
 Keys = Sequence[Key | None]  # of target and draft
 
 

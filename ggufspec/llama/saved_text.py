@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
+import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.common.failures import log_failure
+from ggufspec.common.files import fingerprint_of
 from ggufspec.decoding.types import n_same, token_array
-from ggufspec.errors import DecodeError
+from ggufspec.errors import DecodeError, ModelError
 from ggufspec.llama.context import Context
 from ggufspec.llama.log import listening
 from ggufspec.llama.state import State, set_state, state_of
+from ggufspec.models.header import read_header
+
+_N_BLOCKS = 1025  # of 64 KiB, that are hashed of a model's file
 
 Saved = tuple[int, State]  # a recurrent state after so many tokens
 
@@ -183,3 +190,41 @@ def thin(checkpoints: list[Saved], n: int, marked: Collection[int] = ()) -> list
         oldest.setdefault((n - n_tokens).bit_length(), n_tokens)
     kept = {n_tokens for distance, n_tokens in oldest.items() if distance < _N_DISTANCES}
     return [each for each in checkpoints if each[0] in kept or each[0] in marked]
+
+
+def text_key(context: Context) -> dict[str, object]:
+    """All facts that saved cells of a text depend on: cells with another key cannot be used."""
+    model, options, link = context.model, context.options, context.link
+    is_unified = context.can_share_passes or context.n_leaves > 1
+    return {
+        "model": model.description,
+        "n_params": model.n_params,
+        "fingerprint": _content(model.path),
+        "LoRA": [[_content(each.path), each.scale] for each in model.adapters],
+        "override_kv": [*map(str, model.key_overrides)],
+        "is_head": link is not None,
+        "n_vocab": context.n_vocab,
+        "type_k": options.type_k,
+        "type_v": options.type_v,
+        "flash_attention": options.flash_attention,
+        # llama.cpp restores nothing into a cache that is divided otherwise.
+        "n_slots of separate caches": 1 if is_unified else context.n_sequences,
+        "llama_cpp_python": llama_cpp.__version__,
+    }
+
+
+def _content(path: Path) -> str | None:
+    """A hash of a model file's content: all of it up to 64 MiB, else blocks spread over the file.
+
+    Unlike a `fingerprint`, it differs between trainings of one model. None if it cannot be read.
+    """
+    try:
+        stat = path.stat()
+        return _hash_of(path, stat.st_size, stat.st_mtime_ns)
+    except (OSError, ModelError):
+        return None
+
+
+@cache
+def _hash_of(path: Path, n_bytes: int, changed_at: int) -> str:
+    return fingerprint_of(read_header(path).paths, _N_BLOCKS)

@@ -17,7 +17,7 @@ from ggufspec.llama.devices import libraries
 from ggufspec.measure import table
 from ggufspec.measure.attention import Attention
 from ggufspec.measure.passes import DraftTimes
-from ggufspec.measure.profile_key import profile_key
+from ggufspec.measure.pairs import profile_key
 from ggufspec.measure.table import Row
 from ggufspec.standin.embedded import embedded_draft
 

@@ -11,7 +11,7 @@ import tiny
 
 import ggufspec
 from ggufspec.errors import OptionError
-from ggufspec.measure.profile_key import profile_key
+from ggufspec.measure.pairs import profile_key
 
 HOW: dict[str, Any] = {"n_threads": 1, "n_ctx": 256, "tuned": False}
 

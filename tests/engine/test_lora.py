@@ -21,7 +21,7 @@ from ggufspec.engine import fit
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load_options import LoadOptions
 from ggufspec.errors import ModelError, OptionError
-from ggufspec.measure.profile_key import pair_key, profile_key
+from ggufspec.measure.pairs import pair_key, profile_key
 from ggufspec.models.adapters import Adapter
 from ggufspec.models.header import read_header
 from ggufspec.placement.speeds import Gpu

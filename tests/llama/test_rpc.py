@@ -28,7 +28,7 @@ from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices
 from ggufspec.llama.model import Model
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
-from ggufspec.measure.profile_key import profile_key
+from ggufspec.measure.pairs import profile_key
 from ggufspec.placement.rpc_address import Address, greet
 from ggufspec.placement.speeds import Gpu
 

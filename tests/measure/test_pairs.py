@@ -17,7 +17,7 @@ from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.llama import context, devices
 from ggufspec.llama.context_options import default_attention
-from ggufspec.measure.profile_key import pair_key, profile_key
+from ggufspec.measure.pairs import pair_key, profile_key
 from ggufspec.placement.speeds import Gpu
 
 
