@@ -126,7 +126,7 @@ def command(
     PROMPTS has JSON lines with "prompt", "messages" or "turns" (Spec-Bench), and "id" or
     "question_id"; or plain text, one prompt per paragraph (if there are empty lines) or per line.
 
-    Finished prompts are kept in OUTPUT.part until the end: after Ctrl-C, kill -9 or a power cut,
+    Finished prompts are kept in OUTPUT.part until the end: after Ctrl-C, SIGKILL or a power cut,
     the same command with --resume continues. A process that crashes is replaced and its prompt
     tried again; a prompt that fails is recorded with its error. Exit code 1: a prompt failed.
 
