@@ -142,7 +142,8 @@ def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
         made["dry_sequence_breakers"] = list(request.dry_sequence_breakers)
     return {
         **made,
-        **{name: penalty_window(made[name], n_ctx) for name in _WINDOWS},
+        # llama.cpp's programs do not accept -1 (all).
+        **{name: n_ctx if made[name] < 0 else made[name] for name in _WINDOWS},
         "prompt": list(request.tokens),
         "n_predict": request.n_tokens + 1,  # the first token's time counts as the prompt's
         "seed": request.seed,
@@ -191,11 +192,6 @@ def log_tail(log: str) -> str:
 
 def sampler_names(sampling: Sampling) -> list[str]:
     return [_SAMPLER_NAMES.get(name, name) for name in sampling.samplers]
-
-
-def penalty_window(n: int, n_ctx: int) -> int:
-    """Number of tokens that a penalty considers: llama.cpp's programs do not accept -1 (all)."""
-    return n_ctx if n < 0 else n
 
 
 @contextmanager

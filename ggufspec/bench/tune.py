@@ -141,7 +141,7 @@ def tune(
             at_least=MIN_SECONDS,
             progress=partial(tell, "Measuring the target"),
         )
-        steps = None
+        steps, step = None, dict[int, float]()
         if engine.pair.head is not None:
             steps = time_head(engine.pair, depth, n_runs, partial(tell, "Measuring the draft"))
         elif draft is not None:
@@ -152,9 +152,8 @@ def tune(
                 vocab_map=engine.pair.vocab_map,
                 progress=partial(tell, "Measuring the draft"),
             )
+            step = {1: median(steps.steps)}
         medians = {n: median(each) for n, each in seconds.items()}
-        is_step = steps is not None and steps.steps and engine.pair.head is None
-        step = {1: median(steps.steps)} if steps and is_step else {}
         is_given = {name: None for name, value in asdict(given).items() if value}
         return Tuned(
             chosen=chosen,

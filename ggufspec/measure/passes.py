@@ -251,18 +251,16 @@ def time_draft(
     progress: Progress | None = None,
     vocab_map: VocabMap | None = None,
 ) -> DraftTimes:
-    """Seconds of draft steps (one row of logits, or a block), and of reading in one batch.
+    """Seconds of steps of a draft model (one row of logits), and of reading in one batch.
 
     With a `vocab_map`, a step includes the mapping of its row. Raises DecodeError, ClosedError.
     """
-    n_tokens = context.n_rows if context.n_per_step > 1 else 1  # of a step
     n_read = min(_N_READ, context.n_ctx - 1, context.n_batch)
-    n_most = max(n_read + 1, n_tokens)
-    filled = FilledContext(context, depth=depth, n_most=n_most)
+    filled = FilledContext(context, depth=depth, n_most=n_read + 1)
     out = vocab_map.empty_rows(1) if vocab_map else None
 
     def step() -> None:
-        logits = filled.score(n_tokens)
+        logits = filled.score(1)
         if vocab_map is not None and out is not None:
             vocab_map.widen(logits, out)
 
@@ -271,7 +269,7 @@ def time_draft(
     for _ in range(n_repeats if n_read else 0):
         filled.score(1)  # drops the tokens of the last reading
         readings.append(_seconds(partial(filled.read, n_read)))
-    return DraftTimes(steps, readings, n_read, context.n_per_step)
+    return DraftTimes(steps, readings, n_read)
 
 
 def time_threads(
