@@ -116,7 +116,6 @@ def command(program: LlamaCppProgram, port: int) -> list[str]:
 
 
 def loading_options(program: LlamaCppProgram) -> list[str]:
-    """The model options that all of llama.cpp's programs share."""
     made = ["-m", str(program.target), "-c", str(program.n_ctx), "-t", str(program.n_threads)]
     placed = [("", program.n_gpu_layers, program.overrides)]
     for adapter in program.adapters:

@@ -46,7 +46,6 @@ class Contender:
         return self.name.removeprefix(f"{self.pair}: ") if self.pair else self.name
 
     def of_pair(self, pair: str) -> Contender:
-        """The same contender for one of several pairs."""
         baseline = self.baseline and f"{pair}: {self.baseline}"
         return replace(self, name=f"{pair}: {self.name}", baseline=baseline, pair=pair)
 

@@ -127,7 +127,6 @@ def texts(name: str, value: object) -> tuple[str, ...]:
 
 
 def variables(name: str, value: object) -> dict[str, object]:
-    """A mapping from names to any values."""
     if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
         raise OptionError(f"{name} is {value!r}; it must map names to values")
     return dict(value)

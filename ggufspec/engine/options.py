@@ -171,7 +171,6 @@ class CheckedOptions:
         return 0 if self.max_tokens == 0 else 1
 
     def drafter_name(self, *, has_draft: bool) -> str:
-        """The drafting strategy, for an engine with or without a draft model."""
         if self.drafter is not None:
             return self.drafter
         if self.n_draft == "auto" or self.prediction is not None:

@@ -109,7 +109,6 @@ class PromptCache:
         return best
 
     def observe_copy(self, n_bytes: int, seconds: float) -> None:
-        """Learn that copying `n_bytes` took `seconds`."""
         self._copy_seconds = _learned(self._copy_seconds, seconds / max(n_bytes, 1))
 
     def observe_reading(self, n_tokens: int, seconds: float) -> None:

@@ -26,7 +26,6 @@ class ReasoningMarks(NamedTuple):
 
 
 def begun_answer(syntax: Syntax, prompt: str) -> str:
-    """The beginning of the answer that is already in the prompt."""
     header = syntax.header
     return prompt.rpartition(header)[2] if header and header in prompt else ""
 

@@ -35,7 +35,6 @@ class Words:
         return found
 
     def with_end(self, end: bytes) -> NDArray[np.int32]:
-        """The tokens that end with `end`."""
         first = end[::-1]
         after = bisect_left(self._backwards, first + b"\xff" * _MAX_BYTES)
         return self._tokens[bisect_left(self._backwards, first) : after]

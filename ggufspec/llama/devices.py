@@ -204,7 +204,6 @@ def takes_tensor(device: Device, type_: int, n_values: int) -> bool:
 
 
 def gpu_names() -> list[str]:
-    """The devices of llama.cpp that are not processors."""
     return [f"{at.name}: {at.description}" for at in devices() if at.kind != _CPU]
 
 
@@ -318,7 +317,6 @@ def backend_function(backend: str, name: str, *types: Any) -> Callable[..., Any]
 
 
 def address_of(pointer: Any) -> int:
-    """The address that a pointer of ctypes holds."""
     address = ctypes.cast(pointer, ctypes.c_void_p).value
     assert address
     return address

@@ -71,7 +71,6 @@ class Head:
         (self._unused.discard if takes else self._unused.add)(sequence)
 
     def follow(self, tokens: Sequence[int], sequence: int) -> int:
-        """See HeadSession.follow."""
         if sequence in self._unused:
             return len(tokens)
         return self.sessions[sequence].follow(tokens)
@@ -238,7 +237,6 @@ class HeadSession:
 
     @property
     def n_bytes(self) -> int:
-        """See LlamaSession.n_bytes."""
         return self._context.n_bytes(self.sequence)
 
     def restore(self, saved: SavedText | None) -> None:

@@ -139,7 +139,6 @@ class BlockHeadSession:
 
     @property
     def n_bytes(self) -> int:
-        """See LlamaSession.n_bytes."""
         return self._context.n_bytes(self.sequence)
 
     def restore(self, saved: SavedText | None) -> None:

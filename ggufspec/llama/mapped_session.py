@@ -105,7 +105,6 @@ class MappedSession:
 
     @property
     def n_bytes(self) -> int:
-        """See LlamaSession.n_bytes."""
         return self._session.n_bytes
 
     def restore(self, saved: SavedText | None) -> None:

@@ -92,7 +92,6 @@ class Tensor(NamedTuple):
 
     @property
     def layer(self) -> int | None:
-        """Its layer; None: it belongs to no layer."""
         return layer_of(self.name)
 
     @property

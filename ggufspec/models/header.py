@@ -123,7 +123,6 @@ class Header:
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template of its chat format, if it has one."""
         found = self.values.get("tokenizer.chat_template")
         return found if isinstance(found, str) else None
 

@@ -34,8 +34,6 @@ _ONLY_A_PATH = re.compile(r"[A-Za-z]:[\\/]|[.~/\\]|.*\\")  # C:\ and C:/ ./ ../ 
 
 @dataclass(frozen=True)
 class HubFiles:
-    """Files of one model in a repository on the hub."""
-
     repo: str
     files: tuple[str, ...]
     revision: str = "main"

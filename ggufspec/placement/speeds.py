@@ -211,7 +211,6 @@ class PassTimes:
         return _Weights(self._all.dense - on_gpu.dense, self._all.experts - on_gpu.experts)
 
     def seconds(self, n_gpu_layers: int, n_tokens: int = 1) -> float:
-        """The predicted seconds of a pass over `n_tokens` tokens."""
         at, n_split = self._bandwidths, self._n_split[n_gpu_layers]
         of_host, of_gpu = self._of_host(n_tokens), self._of_gpu(n_tokens)
         host, gpu = self._shares(n_gpu_layers, of_host, of_gpu)

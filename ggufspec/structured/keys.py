@@ -140,7 +140,6 @@ class KeyTokens:
         self._twice = np.array(sorted(twice), np.int64)
 
     def repeating(self, place: KeyPlace, mask: NDArray[np.uint32]) -> Iterator[int]:
-        """The tokens of a mask that repeat a key."""
         if place.where == "key":
             for rest in place.rests:
                 start = rest + b'"'

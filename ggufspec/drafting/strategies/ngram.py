@@ -92,7 +92,6 @@ class TextStore:
         self._named.add(array("i", tokens))  # type: ignore[arg-type]
 
     def add_written(self, tokens: Sequence[int], n_prompt: int) -> None:
-        """Keep the tokens that were generated after a prompt of `n_prompt` tokens."""
         first = max(n_prompt - constants.NGRAM_MATCHED, len(tokens) - self._n_remembered + 1, 0)
         if len(tokens) > max(first, n_prompt):
             self._written.add(array("i", tokens[first:]))  # type: ignore[arg-type]
