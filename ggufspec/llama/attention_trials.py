@@ -12,7 +12,7 @@ import numpy as np
 from ggufspec import _native
 from ggufspec.llama import devices, kernels
 from ggufspec.llama.devices import InitParams, Signature
-from ggufspec.llama.kernel_trials import GRAPH_FUNCTIONS
+from ggufspec.llama.kernel_trials import GRAPH_FUNCTIONS, computed, cpu_backend
 
 TYPES = {"f16": 1, "bf16": 30, "q8_0": 8}  # of caches: enum ggml_type
 _F32, _F16 = 0, 1
@@ -61,12 +61,7 @@ def attend(case: Case, *, n_threads: int = 1, is_ours: bool = True, spoils: bool
     assert library is not None
     size = _MEMORY + 8 * sum(each.size for each in (case.queries, case.keys, case.values))
     memory = library.ggml_init(InitParams(size, None, False))
-    # By name: where the CPU's backend is loaded at run time, nothing links its library.
-    backend = library.ggml_backend_init_by_name(b"CPU", None)
-    name = "ggml_backend_set_n_threads"
-    set_n_threads = devices.backend_function("CPU", name, None, _POINTER, _INT)
-    assert set_n_threads is not None
-    set_n_threads(backend, n_threads)
+    backend = cpu_backend(library, n_threads)
     was = _native.use_attention(is_ours)
     try:
         keys = np.concatenate((-case.keys[:1], case.keys[1:])) if spoils else case.keys
@@ -88,12 +83,8 @@ def attend(case: Case, *, n_threads: int = 1, is_ours: bool = True, spoils: bool
         if case.sinks is not None:
             sinks = _tensor(library, memory, case.sinks[None, None, None], _F32)
             library.ggml_flash_attn_ext_add_sinks(result, sinks)
-        graph = library.ggml_new_graph(memory)
-        library.ggml_build_forward_expand(graph, result)
-        library.ggml_backend_graph_compute(backend, graph)
         shape = (*case.queries.shape[:3], case.values.shape[-1])
-        found = (_FLOAT * int(np.prod(shape))).from_address(library.ggml_get_data(result))
-        return np.array(found).reshape(shape)
+        return computed(library, memory, backend, result, int(np.prod(shape))).reshape(shape)
     finally:
         _native.use_attention(was)
         library.ggml_backend_free(backend)

@@ -83,6 +83,24 @@ def _is_right(library: Any, number: int, *, spoil: bool) -> bool:
     return True
 
 
+def cpu_backend(library: Any, n_threads: int) -> Any:
+    """A CPU backend of ggml. By name: a build that loads it at run time links no library of it."""
+    backend = library.ggml_backend_init_by_name(b"CPU", None)
+    name = "ggml_backend_set_n_threads"
+    set_n_threads = devices.backend_function("CPU", name, None, _POINTER, _INT)
+    assert set_n_threads is not None
+    set_n_threads(backend, n_threads)
+    return backend
+
+
+def computed(library: Any, memory: Any, backend: Any, result: Any, n_values: int) -> Array:
+    """The values of a tensor that is the result of operations."""
+    graph = library.ggml_new_graph(memory)
+    library.ggml_build_forward_expand(graph, result)
+    library.ggml_backend_graph_compute(backend, graph)
+    return np.array((ctypes.c_float * n_values).from_address(library.ggml_get_data(result)))
+
+
 @contextmanager
 def _pair(
     library: Any, number: int, values: Array, spoil: bool
@@ -90,12 +108,7 @@ def _pair(
     """`_product` on a backend, and the same weights in ggml's layout and in ours."""
     memory = library.ggml_init(InitParams(2**25, None, False))
     empty = library.ggml_init(InitParams(4 * library.ggml_tensor_overhead(), None, True))
-    # By name: where the CPU's backend is loaded at run time, nothing links its library.
-    backend = library.ggml_backend_init_by_name(b"CPU", None)
-    name = "ggml_backend_set_n_threads"
-    set_n_threads = devices.backend_function("CPU", name, None, _POINTER, _INT)
-    assert set_n_threads is not None
-    set_n_threads(backend, 2)
+    backend = cpu_backend(library, 2)
     n_experts, n_rows, n_columns = values.shape
     plain, packed = (
         library.ggml_new_tensor_3d(context, number, n_columns, n_rows, n_experts)
@@ -137,12 +150,8 @@ def _product(
         chosen = library.ggml_new_tensor_3d(memory, _I32, ids.shape[1], n, 1)
         ctypes.memmove(library.ggml_get_data(chosen), ids.ctypes.data, ids.nbytes)
         result = library.ggml_mul_mat_id(memory, weights, given, chosen)
-    graph = library.ggml_new_graph(memory)
-    library.ggml_build_forward_expand(graph, result)
-    library.ggml_backend_graph_compute(backend, graph)
-    size = n * _ROWS * (1 if ids is None else ids.shape[1])
-    found = (ctypes.c_float * size).from_address(library.ggml_get_data(result))
-    return np.array(found)
+    n_used = 1 if ids is None else ids.shape[1]
+    return computed(library, memory, backend, result, n * _ROWS * n_used)
 
 
 _MODEL = Path(__file__).parent.parent / "standin" / "classics-draft.gguf"

@@ -124,9 +124,9 @@ def status() -> Status:
     if environ.get(VARIABLE) == "on":
         return Status(name, types)
     found = _tried_once("kernels", "try_kernels")
-    if found is not None and found.get(WORKS) is not True:
-        leave_out(BUFFER_TYPE)  # ggml asks it about each node, also in threads of other code
     if found is None or found.get(WORKS) is not True:
+        if found is not None:
+            leave_out(BUFFER_TYPE)  # ggml asks it about each node, also in threads of other code
         return Status(None, {}, _FAILED)
     words = found.get("words")
     right = words if isinstance(words, list) else []
