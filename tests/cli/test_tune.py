@@ -16,8 +16,8 @@ from ggufspec.llama.context_options import default_attention
 from ggufspec.llama.devices import libraries
 from ggufspec.measure import table
 from ggufspec.measure.attention import Attention
-from ggufspec.measure.passes import DraftTimes
 from ggufspec.measure.pairs import profile_key
+from ggufspec.measure.passes import DraftTimes
 from ggufspec.measure.table import Row
 from ggufspec.standin.embedded import embedded_draft
 
