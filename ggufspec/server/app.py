@@ -88,6 +88,7 @@ def _app(router: APIRouter, service: Service | EmbeddingService) -> ASGIApp:
         redoc_url=None,
         separate_input_output_schemas=False,
         redirect_slashes=False,
+        strict_content_type=False,  # the middleware decides
     )
     add_error_handlers(app)
     app.include_router(router)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 import numpy as np
 from fastapi import APIRouter
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
@@ -21,7 +21,8 @@ from ggufspec.llama.embedder import Embedder
 from ggufspec.llama.vocab import check_tokens
 from ggufspec.server.errors import ApiError, server_stopping
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.schema import Body, Tokens
+from ggufspec.server.prompts import joined_tokens
+from ggufspec.server.schema import Body, Mixed, texts_in
 from ggufspec.server.service import ServerOptions
 from ggufspec.server.texts import queue_full, timed_out
 
@@ -37,12 +38,10 @@ class EmbeddingBody(Body):
     """One or several texts, or token ids."""
 
     kinds = ("everywhere", "embeddings")
-    input: (
-        str
-        | Tokens
-        | Annotated[list[str], Field(min_length=1, max_length=_N_TEXTS)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=_N_TEXTS)]
-    )
+    input: Annotated[
+        str | Mixed | Annotated[list[str | Mixed], Field(min_length=1, max_length=_N_TEXTS)],
+        BeforeValidator(texts_in),
+    ]
     model: str | None = Field(None, max_length=1000, description="Ignored.")
     encoding_format: Literal["float", "base64"] | None = None
     embd_normalize: int = Field(
@@ -50,9 +49,9 @@ class EmbeddingBody(Body):
     )
 
     @property
-    def texts(self) -> Sequence[str | Sequence[int]]:
-        is_one = isinstance(self.input, str) or isinstance(self.input[0], int)
-        return cast("Sequence[str | Sequence[int]]", [self.input] if is_one else self.input)
+    def texts(self) -> Sequence[str | Sequence[int | str]]:
+        is_one = isinstance(self.input, str) or any(isinstance(each, int) for each in self.input)
+        return cast("Sequence[str | Sequence[int | str]]", [self.input] if is_one else self.input)
 
 
 class EmbeddingService:
@@ -81,20 +80,20 @@ class EmbeddingService:
         finally:
             self._n_open -= 1
 
-    def tokens(self, text: str | Sequence[int]) -> Sequence[int]:
+    def tokens(self, text: str | Sequence[int | str]) -> Sequence[int]:
         """The token ids of a text, with those that the model expects around it.
 
         Raises PromptError.
         """
-        if isinstance(text, str):
-            text = self.embedder.vocab.tokenize(text, add_special=True, parse_special=True)
-        check_tokens(text, self.embedder.vocab)
-        if not text:
+        parts = [text] if isinstance(text, str) else text
+        tokens = joined_tokens(parts, self.embedder.vocab, add_special=True)
+        check_tokens(tokens, self.embedder.vocab)
+        if not tokens:
             raise PromptError("the input is empty; give at least one character or token")
-        if len(text) > (n_ctx := self.embedder.n_ctx):
-            message = f"the input has {len(text):,} tokens, the context {n_ctx:,}; shorten it"
-            raise PromptTooLongError(message, len(text), n_ctx)
-        return text
+        if len(tokens) > (n_ctx := self.embedder.n_ctx):
+            message = f"the input has {len(tokens):,} tokens, the context {n_ctx:,}; shorten it"
+            raise PromptTooLongError(message, len(tokens), n_ctx)
+        return tokens
 
     def finish(self) -> None:
         """Refuse new requests."""

@@ -81,7 +81,8 @@ class RequestMiddleware:
                 receive = _replay(await self._body(headers, receive), receive)
             if method == "POST":
                 kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-                if kind != "application/json":  # web pages may send other types without a preflight
+                # Web pages may send other types, or none, without a preflight; they have an origin.
+                if kind != "application/json" and (kind or "origin" in headers):
                     raise ApiError(
                         415, "the body is not JSON; send `Content-Type: application/json`"
                     )

@@ -30,7 +30,13 @@ def prompts_of(body: CompletionRequest, engine: Engine, server: ServerOptions) -
             raise OptionError("'suffix' needs prompts as texts, not as token ids")
         pairs = [(cast("str", each), body.suffix) for each in prompts]
         return [_infilled(*pair, body, engine, server) for pair in pairs]
-    return [_joined(each, engine.vocab, body.add_special_tokens) for each in prompts]
+    add_special = body.add_special_tokens
+    return [
+        each
+        if isinstance(each, str)
+        else joined_tokens(each, engine.vocab, add_special=add_special)
+        for each in prompts
+    ]
 
 
 def _infilled(
@@ -53,11 +59,10 @@ def _infilled(
     )
 
 
-def _joined(prompt: str | Sequence[int | str], vocab: Vocab, add_special: bool) -> Prompt:
-    if isinstance(prompt, str):
-        return prompt
+def joined_tokens(parts: Sequence[int | str], vocab: Vocab, *, add_special: bool) -> list[int]:
+    """The token ids of texts and token ids in one; special tokens only beside a first text."""
     tokens: list[int] = []
-    for i, part in enumerate(prompt):
+    for i, part in enumerate(parts):
         if isinstance(part, str):
             tokens += vocab.tokenize(part, add_special=add_special and not i, parse_special=True)
         else:

@@ -35,9 +35,32 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 MaxTokens = Annotated[int | None, Field(ge=-2, le=2**31)]
 # fail_fast: 100,000 wrong tokens would be as many errors, and take a second.
 Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Mixed = Annotated[list[TokenId | str], Field(min_length=1, fail_fast=True)]
 # left_to_right: takes half as long.
 Bias = tuple[Annotated[int | str, Field(union_mode="left_to_right")], float]
 _TOKEN = re.compile(r"[0-9]{1,9}")
+
+
+def texts_in(prompt: object) -> object:
+    """A prompt, or several, with the texts of objects, which llama.cpp takes, too."""
+    match prompt:
+        case [*parts] if any(isinstance(each, dict) for each in parts):
+            return list(map(texts_in, parts))
+        case {"prompt_string": text, **others} if not others:
+            return text
+        case {"content": [*parts], **others} if parts and not others:
+            texts = [text for text in map(_text_of, parts) if isinstance(text, str)]
+            return "".join(texts) if len(texts) == len(parts) else prompt
+        case _:
+            return prompt
+
+
+def _text_of(part: object) -> object:
+    match part:
+        case {"type": "text", "text": text, **others} if not others:
+            return text
+        case _:
+            return None
 
 
 def _without_empty(value: object) -> object:

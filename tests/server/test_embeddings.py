@@ -150,6 +150,19 @@ def test_norms_are_llama_cpps(bert: httpx.Client, norm: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+def test_inputs_may_be_mixtures_and_objects(bert: httpx.Client) -> None:
+    def ask(given: object) -> list[Any]:
+        return [each["embedding"] for each in post(bert, "/v1/embeddings", input=given)["data"]]
+
+    first, second = ask(["hello world", "a"])
+    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}]
+    assert ask([{"prompt_string": "hello world"}, {"content": parts}]) == [first, first]
+    assert ask({"prompt_string": "a"}) == [second]
+    ids = post(bert, "/v1/embeddings", input=[5, 6])["data"][0]["embedding"]
+    assert ask([[5, 6], "a"]) == [ids, second]
+    assert len(ask(["hello", 5])) == 1, "texts beside token ids are one input"
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -161,6 +174,9 @@ def test_norms_are_llama_cpps(bert: httpx.Client, norm: int) -> None:
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "content": "b"}, "input"),
         ({"input": {"a": 1}}, "input"),
+        ({"input": {"content": "a"}}, "input"),
+        ({"input": {"content": [{"type": "image_url", "image_url": {"url": "a"}}]}}, "input"),
+        ({"input": [["a", 5], {"prompt_string": 5.5}]}, "input"),
         ({}, "input"),
     ],
 )

@@ -92,9 +92,14 @@ def test_unknown_paths_are_reported(live: Live, method: str, path: str, status: 
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
 )
 def test_only_json_is_taken(live: Live, kind: str | None) -> None:
-    headers = {} if kind is None else {"Content-Type": kind}
+    headers = {"Origin": live.url} if kind is None else {"Content-Type": kind}
     response = live.client.post("/v1/completions", content=b'{"prompt":"hi"}', headers=headers)
     check_refused(live, response, 415)
+
+
+def test_a_program_may_leave_out_that_it_sends_json(live: Live) -> None:
+    body = b'{"prompt":"hi","max_tokens":2}'
+    assert live.client.post("/v1/completions", content=body).status_code == 200
 
 
 # Limits

@@ -21,27 +21,15 @@ _N_FIELDS = 1000
 _STREAM = Framing("text/event-stream")
 
 
-def _text_of(prompt: object) -> object:
-    """The text of an object with a prompt_string, which llama.cpp takes, too."""
-    if isinstance(prompt, list) and any(isinstance(each, dict) for each in prompt):
-        return [_text_of(each) for each in prompt]
-    if isinstance(prompt, dict) and prompt.keys() == {"prompt_string"}:
-        return prompt["prompt_string"]
-    return prompt
-
-
 class LlamaCompletion(schema.CompletionRequest):
     """A prompt to continue, or several; token ids and texts may be mixed in one."""
 
     kinds = ("everywhere", "llama_cpp")
     prompt: Annotated[  # type: ignore[assignment]
         str
-        | Annotated[list[schema.TokenId | str], Field(min_length=1, fail_fast=True)]
-        | Annotated[
-            list[str | Annotated[list[schema.TokenId | str], Field(min_length=1, fail_fast=True)]],
-            Field(min_length=1, max_length=schema.N_PROMPTS),
-        ],
-        BeforeValidator(_text_of),
+        | schema.Mixed
+        | Annotated[list[str | schema.Mixed], Field(min_length=1, max_length=schema.N_PROMPTS)],
+        BeforeValidator(schema.texts_in),
     ]
     response_fields: list[str] | None = Field(
         None,
