@@ -31,7 +31,8 @@ class SamplerChain:
         )
         self.drawn = -1  # by the last apply
         self._data = (llama_cpp.llama_token_data * n_vocab)()
-        self._rows = np.ctypeslib.as_array(self._data)
+        self._all = self._rows = np.ctypeslib.as_array(self._data)
+        self._tokens = np.arange(n_vocab)
         self.apply_seconds = 0.0  # inside llama_sampler_apply so far
         if sampling.logit_bias:
             biases = (llama_cpp.llama_logit_bias * len(sampling.logit_bias))(
@@ -64,18 +65,17 @@ class SamplerChain:
 
     def apply(self, logits: NDArray[np.float32]) -> int:
         """Run the chain over a row of logits (n_vocab); how many candidates it leaves."""
-        self._rows = np.ctypeslib.as_array(self._data)
-        self._rows["id"] = np.arange(self._n_vocab)
-        self._rows["logit"] = logits
+        self._all["id"] = self._tokens
+        self._all["logit"] = logits
         candidates = llama_cpp.llama_token_data_array(self._data, self._n_vocab, -1, False)
         start = perf_counter()
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(candidates))
         self.apply_seconds += perf_counter() - start
         # A sampler that skips tokens at the start moves the address.
-        at = ctypes.cast(
-            candidates.data, ctypes.POINTER(llama_cpp.llama_token_data * candidates.size)
-        )
-        self._rows = np.ctypeslib.as_array(at.contents)
+        skipped = ctypes.addressof(candidates.data.contents) - ctypes.addressof(self._data)
+        first = skipped // ctypes.sizeof(llama_cpp.llama_token_data)
+        assert 0 <= first <= self._n_vocab - candidates.size
+        self._rows = self._all[first : first + candidates.size]
         self.drawn = int(self._rows["id"][candidates.selected])
         return int(candidates.size)
 
