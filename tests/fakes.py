@@ -68,8 +68,10 @@ def speculated(
     tokens: MutableSequence[int], *, target: Session, n_tokens: int = 60, **loop: Any
 ) -> Iterator[Round]:
     """The rounds of a loop that has its target to itself."""
+    loop.setdefault("n_end", len(tokens) + n_tokens)
+    if "uniforms" not in loop:
+        loop["uniforms"] = uniform_streams(4)[0]
     usual = {"verify": verify.rule("traversal"), "sampling": GREEDY, "n_draft": 8}
-    usual |= {"uniforms": uniform_streams(4)[0], "n_end": len(tokens) + n_tokens}
     steps = speculate(tokens, **{**usual, **loop})
     for step in steps:
         assert isinstance(step, Ask)

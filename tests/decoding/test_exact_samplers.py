@@ -7,6 +7,7 @@ all verdicts on it. What the target alone writes is computed here, token by toke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -171,30 +172,45 @@ class Drawn:
     def draft(self, tokens: Sequence[int], n_most: int) -> Draft:
         n = min(n_most, 2)
         parents = [each for each in self._parents if n == 2 or (n and each < 0)]
-        drawn, rows = list[int](), list[np.ndarray]()
+        drawn, rows = list[int](), list[list[float]]()
         for node in range(len(parents) or n):
             parent = parents[node] if parents else node - 1
             prefix = (*tokens, *([] if parent < 0 else [drawn[parent]]))
-            row = softmax(DRAFT(tuple(prefix)))
             siblings = [drawn[i] for i, each in enumerate(parents[:node]) if each == parent]
-            row[siblings] = 0
-            rows.append(row / row.sum())
-            drawn.append(self._choices.choose(rows[-1].tolist()))
+            rows.append(drafted_from(prefix[-2:], tuple(siblings)))
+            drawn.append(self._choices.choose(rows[-1]))
         return Draft(drawn, np.array(rows, np.float32) if rows else None, parents=parents)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None: ...
+
+
+@cache
+def drafted_from(last: tuple[int, ...], siblings: tuple[int, ...]) -> list[float]:
+    row = softmax(DRAFT(last))
+    row[[*siblings]] = 0
+    drafted: list[float] = (row / row.sum()).tolist()
+    return drafted
+
+
+# The probabilities of all verdicts, by all that a rule is given: most drafts come again.
+WEIGHTS: dict[tuple[object, ...], list[float]] = {}
 
 
 def judged(rule: str, choices: Choices) -> Verify:
     """Any verdict on a chain or a tree, with its probability."""
 
     def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-        target = np.asarray(target_probs).astype(float)
-        probs = None if draft.probs is None else np.asarray(draft.probs).astype(float)
+        target = np.asarray(target_probs)
+        drafted = None if draft.probs is None else np.asarray(draft.probs)
         parents = list(draft.parents) or list(range(-1, len(draft.tokens) - 1))
-        twin = TWINS[rule](list(draft.tokens), probs, target, parents)
-        weights = (np.asarray(twin.reached())[:, None] * twin.rests).ravel()
-        node, token = divmod(choices.choose(weights.tolist()), N_VOCAB)
+        key = (rule, *draft.tokens, *parents, target.tobytes())
+        key += (None if drafted is None else drafted.tobytes(),)
+        if key not in WEIGHTS:
+            probs = None if drafted is None else drafted.astype(float)
+            twin = TWINS[rule](list(draft.tokens), probs, target.astype(float), parents)
+            chances = np.asarray(twin.reached())[:, None] * twin.rests
+            WEIGHTS[key] = chances.ravel().tolist()
+        node, token = divmod(choices.choose(WEIGHTS[key]), N_VOCAB)
         path, last = list[int](), node - 1
         while last >= 0:
             path.insert(0, last)
