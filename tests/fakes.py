@@ -59,7 +59,7 @@ def drafter_of(
     **more: Any,
 ) -> Any:
     """A strategy with the materials that an engine gives it."""
-    uniforms = uniform_streams(4)[1]
+    uniforms = more.pop("uniforms", None) or uniform_streams(4)[1]
     given = Materials(sampling, uniforms, stop_tokens, session, n_draft_max=n_draft)
     return make(name, replace(given, **more))
 

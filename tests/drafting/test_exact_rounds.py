@@ -127,10 +127,14 @@ class Sixths:
 
 def exactly(probs: Probs) -> np.ndarray:
     """What float32 has rounded."""
-    found = np.asarray(probs).astype(float)
-    exact = [[float(Fraction(p).limit_denominator(6)) for p in row] for row in found]
-    np.testing.assert_allclose(found, exact, atol=1e-6)
-    return np.array(exact)
+    return np.array([exact_row(tuple(row)) for row in np.asarray(probs).tolist()])
+
+
+@cache
+def exact_row(row: tuple[float, ...]) -> list[float]:
+    exact = [float(Fraction(p).limit_denominator(6)) for p in row]
+    np.testing.assert_allclose(row, exact, atol=1e-6)
+    return exact
 
 
 def after_a_round(
