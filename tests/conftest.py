@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -35,18 +36,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep bytecode with pytest's cache where Python may not write it beside the sources.
+
+    Else each process compiles all modules and rewrites all assertions again: half a minute for the
+    tests themselves, and a third of the time of a short command.
+    """
+    cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    if sys.dont_write_bytecode and cache is not None:
+        sys.pycache_prefix = str(cache.mkdir("bytecode"))
+        sys.dont_write_bytecode = False
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay: collections of garbage need not go through them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of caches; fixtures that live longer than a test use one of it too."""
     folder = tmp_path_factory.mktemp("caches")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GGUFSPEC_CACHE", str(folder / "shared"))
-        if sys.dont_write_bytecode:
-            # Else children compile all modules again, for a third of the time of a short command.
-            base = tmp_path_factory.getbasetemp()
-            shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-            patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-            patch.setenv("PYTHONPYCACHEPREFIX", str(shared / "bytecode"))
         yield folder
 
 
