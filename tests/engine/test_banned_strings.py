@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chi_square import chi_square
 
 import ggufspec
 from ggufspec.decoding.sampling import Sampling, to_probs
@@ -97,16 +98,32 @@ def law_of(engine: Engine, banned: tuple[str, ...]) -> Law:
     return found
 
 
+@pytest.fixture(scope="module")
+def laws(engine: Engine, banned: tuple[str, ...]) -> tuple[Law, Law]:
+    """With the strings banned, and without; texts that end have -1 for their last token."""
+
+    def merged(law: Law) -> Law:
+        found: Law = {}
+        for text, chance in law.items():
+            ended = text[-1] in engine.vocab.stop_tokens
+            key = (*text[:-1], -1) if ended else text
+            found[key] = found.get(key, 0.0) + chance
+        return found
+
+    return merged(law_of(engine, banned)), merged(law_of(engine, ()))
+
+
 @pytest.mark.parametrize(
     ("drafter", "tree"), [("none", "off"), ("model", "off"), ("model", "on"), ("staged", "off")]
 )
 def test_texts_have_the_law_of_going_back(
-    drafter: str, tree: str, engine: Engine, banned: tuple[str, ...]
+    drafter: str, tree: str, engine: Engine, banned: tuple[str, ...], laws: tuple[Law, Law]
 ) -> None:
-    law, n_texts = law_of(engine, banned), 1500
+    """So many texts detect that whole texts are drawn again until one has no banned string."""
+    (law, free), n_texts = laws, 600
     assert sum(law.values()) == pytest.approx(1)
-    free = law_of(engine, ())
-    assert sum(chance for text, chance in free.items() if text not in law) > 0.05
+    rest = {text: chance for text, chance in free.items() if text in law}
+    assert sum(rest.values()) < 0.95
     how: dict[str, Any] = {"drafter": drafter, "tree": tree, "max_tokens": N_TOKENS, **OPTIONS}
     if drafter != "none":
         how["n_draft"] = 2
@@ -116,15 +133,15 @@ def test_texts_have_the_law_of_going_back(
         assert not any(each.lower() in done.text.lower() for each in banned)
         stops = [] if done.finish_reason == "length" else [-1]
         counts[(*done.tokens, *stops)] += 1
-    merged: Law = {}
+    assert counts.keys() <= law.keys()
     for text, chance in law.items():
-        ended = text[-1] in engine.vocab.stop_tokens
-        key = (*text[:-1], -1) if ended else text
-        merged[key] = merged.get(key, 0.0) + chance
-    assert counts.keys() <= merged.keys()
-    for text, chance in merged.items():
         deviation = (chance * (1 - chance) / n_texts) ** 0.5
         assert abs(counts[text] / n_texts - chance) < 4.5 * deviation + 1e-3
+    statistic, limit = chi_square(counts, law)
+    assert statistic < limit
+    other = {text: chance / sum(rest.values()) for text, chance in rest.items()}
+    statistic, limit = chi_square(counts, other)
+    assert statistic > limit
 
 
 def test_chunks_never_have_what_is_taken_back(engine: Engine, banned: tuple[str, ...]) -> None:

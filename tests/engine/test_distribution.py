@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny
+from chi_square import chi_square
 from server.dialects import HELLO, OPENED
 
 import ggufspec
@@ -75,31 +76,24 @@ def distribution(
     return found
 
 
-def chi_square(
+def counted(
     engine: Engine, prompt: Sequence[int] = PROMPT, n_tokens: int = N_TOKENS, **options: Any
 ) -> tuple[float, float]:
-    """The statistic, and what it exceeds once in 10,000 times (Wilson and Hilferty, 1931)."""
+    """The statistic of as many texts, and its limit."""
     how = {**SAMPLED, "max_tokens": n_tokens + 2, "drafter": "model", **options}
     texts = [engine.generate(prompt, seed=seed, **how) for seed in range(N_TEXTS)]
     counts = Counter(text.tokens[:n_tokens] for text in texts)
     has_branches = any(text.stats.n_drafted > sum(text.stats.drafted_by_position) for text in texts)
     assert has_branches == ("tree" in options)
-    expected = {
-        text: p * N_TEXTS for text, p in distribution(engine, prompt, n_tokens, how).items()
-    }
-    assert set(counts) <= set(expected), "nothing impossible was written"
-    cells = [(counts[text], n) for text, n in expected.items() if n >= 5]
-    n_free = len(cells) - 1
-    assert n_free > 15
-    share = 2 / (9 * n_free)
-    limit = n_free * (1 - share + 3.719 * share**0.5) ** 3
-    return sum((n - wanted) ** 2 / wanted for n, wanted in cells), limit
+    law = distribution(engine, prompt, n_tokens, how)
+    assert set(counts) <= set(law), "nothing impossible was written"
+    return chi_square(counts, law)
 
 
 @pytest.mark.parametrize("options", [{"n_draft": 2}, {"n_draft": 4, "tree": "on"}], ids=str)
 def test_texts_have_the_targets_distribution(engine: Engine, options: Any) -> None:
     """All rules and drafters: tests/drafting/test_exact_distribution.py, test_exact_blocks.py."""
-    statistic, limit = chi_square(engine, **options)
+    statistic, limit = counted(engine, **options)
     assert statistic < limit
 
 
@@ -107,7 +101,7 @@ def test_so_they_have_where_the_end_of_reasoning_is_forced(reasoner: Engine) -> 
     """The second token is the end; trees are drafted behind it."""
     options: Any = {"n_draft": 4, "tree": "on", "reasoning_budget": 1, "max_tokens": 9}
     options |= {"temperature": 2.0}  # the model is surer than that of the other texts
-    statistic, limit = chi_square(reasoner, reasoner.render(HELLO), 4, **options)
+    statistic, limit = counted(reasoner, reasoner.render(HELLO), 4, **options)
     assert statistic < limit
 
 
@@ -116,5 +110,5 @@ def test_so_many_texts_detect_a_wrong_rule(
 ) -> None:
     (tmp_path / "wrong.py").write_text(WRONG_RULE)
     monkeypatch.setattr(verify, "__path__", [*verify.__path__, str(tmp_path)])
-    statistic, limit = chi_square(engine, n_draft=2, verify="wrong")
+    statistic, limit = counted(engine, n_draft=2, verify="wrong")
     assert statistic > limit
