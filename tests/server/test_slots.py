@@ -160,7 +160,7 @@ def test_a_request_of_many_texts_shares_no_slot_with_the_next(busy: Live) -> Non
     """Two texts in one slot would be read again at each round."""
     with ExitStack() as stack:
         first = ExitStack()
-        lines = begin(busy, first, n=8, prompt="hello world" * 9).iter_lines()
+        lines = begin(busy, first, n=8, prompt="hello world" * 9, max_tokens=1500).iter_lines()
         indices: set[int] = set()
         while len(indices) < N_SLOTS:
             line = next(lines)
