@@ -5,7 +5,7 @@ There are three ways: flash attention by our kernels or by llama.cpp's, and none
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf
 from typing import NamedTuple
@@ -39,6 +39,9 @@ _WAYS = ("on", "off")  # of flash attention, besides OWN
 # Factors of times: ours is used unless another is clearly faster, since texts then do not depend on
 # where and beside what they are computed; flash attention is left out only if that is clear.
 _WEIGHTS = {OWN: FASTER, "on": 1.0, "off": 1 / FASTER}
+
+# The rows of a model that decide, their seconds, and the most these may be.
+_Wanted = Sequence[tuple[Row, float | None, float]]
 
 
 class UsualText(NamedTuple):
@@ -124,16 +127,19 @@ def measure_attention(
         return unmeasured
     if any(model.attention_heads is None for model in models):
         return unmeasured
-    if not all(_is_known(model, text) for model in models):
+    wanted = [_wanted(model, text) for model in models]
+    if not all(map(_is_known, wanted)):
         with measuring():
-            for model in models:  # another process may have stored its rows meanwhile
-                if not _is_known(model, text):
-                    _measure(model, text)
-                if not _is_known(model, text):
+            for i, model in enumerate(models):
+                wanted[i] = _measured(model, text)
+                if not _is_known(wanted[i]):
                     return unmeasured
-    if any(_is_slow(model, text) for model in models):
+    if any(map(_is_slow, wanted)):
         return unmeasured
-    found = [(_decisive(model, text), [*model.kernels.types]) for model in models]
+    found = [
+        (_decisive(rows), [*model.kernels.types])
+        for rows, model in zip(wanted, models, strict=True)
+    ]
     return choose(text, found, has_draft=draft is not None)
 
 
@@ -178,26 +184,32 @@ def _ways() -> Sequence[str]:
     return (OWN, *_WAYS) if kernels.attention_refusal() is None else _WAYS
 
 
-def _wanted(model: Model, text: UsualText) -> Iterator[tuple[Row, float | None, float]]:
-    """The rows of a model that decide, their seconds, and the most these may be."""
+def _wanted(model: Model, text: UsualText) -> _Wanted:
     rows, types = table.recall(table.key_of(model)), " ".join(model.kernels.types)
-    for way in _ways():
-        for at in text.passes:
-            row = Row(types, way, *at)
-            yield row, rows.get(row), text.most_seconds.get(at, inf)
+    most_seconds = text.most_seconds
+    wanted = [(Row(types, way, *at), at) for way in _ways() for at in text.passes]
+    return [(row, rows.get(row), most_seconds.get(at, inf)) for row, at in wanted]
 
 
-def _decisive(model: Model, text: UsualText) -> Table:
+def _decisive(wanted: _Wanted) -> Table:
     """The rows that decide: others, which are added later, would change the choice."""
-    return {row: seconds for row, seconds, _ in _wanted(model, text) if seconds}
+    return {row: seconds for row, seconds, _ in wanted if seconds}
 
 
-def _is_slow(model: Model, text: UsualText) -> bool:
-    return any(seconds and seconds > most for _, seconds, most in _wanted(model, text))
+def _is_slow(wanted: _Wanted) -> bool:
+    return any(seconds and seconds > most for _, seconds, most in wanted)
 
 
-def _is_known(model: Model, text: UsualText) -> bool:
-    return _is_slow(model, text) or all(seconds for _, seconds, _ in _wanted(model, text))
+def _is_known(wanted: _Wanted) -> bool:
+    return _is_slow(wanted) or all(seconds for _, seconds, _ in wanted)
+
+
+def _measured(model: Model, text: UsualText) -> _Wanted:
+    """The rows of a model, which another process may have stored meanwhile."""
+    if not _is_known(wanted := _wanted(model, text)):
+        _measure(model, text)
+        wanted = _wanted(model, text)
+    return wanted
 
 
 def _measure(model: Model, text: UsualText) -> None:
