@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -207,7 +208,10 @@ class Sampling:
 
         `seed`: for adaptive_p after XTC, whose state depends on which tokens XTC had removed.
         """
-        return replace(self, state=_native.TextState(seed % 2**64))
+        made = copy(self)  # which checks nothing again
+        made.__dict__.pop("native", None)
+        object.__setattr__(made, "state", _native.TextState(seed % 2**64))
+        return made
 
     @cached_property
     def native(self) -> _native.Sampling:
