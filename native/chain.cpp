@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <utility>
 
+#include "kernels.h"
 #include "penalties.h"
 
 namespace ggufspec {
 namespace {
-
-constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 bool more_likely(const Candidate & a, const Candidate & b) { return a.logit > b.logit; }
 

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 // This file is compiled once for each instruction set (CMakeLists.txt), and dispatch.cpp chooses. It must not call inline
 // functions of the standard library: the linker keeps only one copy of them, which may have instructions that this
@@ -19,9 +18,6 @@
 
 namespace ggufspec {
 namespace {
-
-// kLanes independent accumulators fill four of the widest vectors.
-constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // 2^x for x <= 0, with a relative error of about 2e-7; 0 below 2^-126 and for NaN. Computed as 2^n times a polynomial in
 // x - n, which is in [-1/2, 1/2]; the polynomial has the least relative error (8e-8).

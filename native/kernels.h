@@ -3,8 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace ggufspec {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();  // the logit of a token that is never drawn
+constexpr float kLog2E = 1.44269504f;
 
 // A row of logits as a distribution: p(x) = 2^((logits[x] - largest) * rate) * scale.
 struct Softmax {
@@ -21,7 +25,7 @@ struct Moments {
     size_t n;
 };
 
-constexpr size_t kLanes = 64;
+constexpr size_t kLanes = 64;  // independent accumulators: they fill four of the widest vectors
 
 // The loops, compiled for the vectors of one instruction set.
 struct Kernels {

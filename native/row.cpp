@@ -1,7 +1,6 @@
 // The distribution of a row: reading it, drawing from it, and what is left of it beside another one.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -9,9 +8,6 @@
 
 namespace ggufspec {
 namespace {
-
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr float kLog2E = 1.44269504f;
 
 double sum_of(const float * values, size_t n) {
     float lanes[16] = {};

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bitset>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "large.h"
@@ -12,8 +11,6 @@
 namespace ggufspec {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr float kLog2E = 1.44269504f;
 constexpr size_t kMostFast = 128;  // llama.cpp sorts up to this many candidates in place
 constexpr size_t kMostListed = 1024;  // up to this many allowed tokens, a list is faster than a masked row
 
