@@ -24,7 +24,8 @@ from ggufspec.cli.parameters import (
     gathered,
     option,
 )
-from ggufspec.common import defaults
+from ggufspec.cli.serve_pairs import named_pairs, opened_pairs
+from ggufspec.common import child, defaults
 from ggufspec.common.facts import LogFormatter, counted
 from ggufspec.common.reading import read_file
 from ggufspec.engine.load_options import FIT, OPTIONS
@@ -39,7 +40,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @click.command(name="serve", cls=shared.SectionedCommand)
-@shared.pair_or_embedded_options()
+@shared.pair_or_embedded_options(**shared.SEVERAL_TARGETS)
 @text_settings.default_options
 @load_options(
     *("texts", "chats", "serve"),
@@ -47,9 +48,48 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     n_slots={"default": defaults.SERVE_SLOTS},
     n_remembered={"default": 0},
 )
+@gathered(
+    "several",
+    option(
+        "--models",
+        "Serve the models of this file, each loaded when a request names it: TOML with a table for "
+        "each name, whose keys are options such as target, draft and ctx-size; or a preset of "
+        "llama-server (.ini). Several --target do the same without a file.",
+        type=PATH,
+        metavar="FILE",
+    ),
+    option(
+        "--models-dir $LLAMA_ARG_MODELS_DIR",
+        "Serve the models in this folder, each with the head or draft that is beside it.",
+        type=PATH,
+        metavar="FOLDER",
+    ),
+    option(
+        "--models-max $LLAMA_ARG_MODELS_MAX",
+        "Of several models, how many may be loaded at the same time; 0: as many as fit.",
+        type=COUNT,
+        default=0,
+    ),
+    option(
+        "--models-ram",
+        "MiB of memory for several models; which fit together is predicted.  [default: the free "
+        "memory at the start]",
+        type=AT_LEAST_1,
+        metavar="MIB",
+    ),
+    option(
+        "--keep-alive",
+        "How long one of several models stays loaded after its last request, such as 30, 5m or 2h; "
+        "-1: until another one needs the memory. A request's keep_alive takes precedence.",
+        default=defaults.SERVE_KEEP_ALIVE,
+        metavar="DURATION",
+    ),
+)
+@option("--of-router", "", is_flag=True, hidden=True)
 @option(
     "--host $LLAMA_ARG_HOST",
-    "Address to listen on. Unless it is a loopback address, other machines can connect.",
+    "Address to listen on. Unless it is a loopback address, other machines can connect. A path "
+    "that ends with .sock is a Unix socket.",
     default=defaults.SERVE_HOST,
 )
 @option(
@@ -139,6 +179,8 @@ def command(
     settings: dict[str, Any],
     load_settings: dict[str, Any],
     served: dict[str, Any],
+    several: dict[str, Any],
+    of_router: bool,
     host: str,
     port: int,
     api_key: str | None,
@@ -154,7 +196,8 @@ def command(
 
     Clients of OpenAI's (/v1/chat/completions, /v1/responses), Anthropic's (/v1/messages), Ollama's
     (/api/chat) and llama.cpp's API (/completion, /infill) can use it. Without --target, the
-    embedded pair of `ggufspec demo` is served, its target padded to --size.
+    embedded pair of `ggufspec demo` is served, its target padded to --size. With several models
+    (--models), the `model` of a request chooses.
 
     \b
       ggufspec serve --target large.gguf --draft small.gguf
@@ -170,23 +213,33 @@ def command(
         raise click.UsageError("--embeddings needs --target, and no --draft")
     if pooling is not None and not embeddings:
         raise click.UsageError("--pooling needs --embeddings")
-    text_settings.check(pair, settings)
+    lines = named_pairs(click.get_current_context())
+    if lines is None:
+        text_settings.check(pair, settings)
+    if of_router:
+        child.end_with_stdin()
     _show_own_log(verbose)
     from ggufspec.engine.calibration import calibrate_all
     from ggufspec.server.app import make_app, make_embedding_app
+    from ggufspec.server.router import make_router_app
     from ggufspec.server.service import ServerOptions, make_service
     from ggufspec.server.uvicorn_server import (
         AFTER_GRACE_SECONDS,
         GracefulServer,
         bind,
+        is_path,
         watchdog,
     )
 
     last_resort = watchdog(grace + 2 * AFTER_GRACE_SECONDS)
     with bind(host, port) as listening, ExitStack() as opened:
-        target, draft = pair.find()
+        if is_path(host):
+            opened.callback(partial(Path(host).unlink, missing_ok=True))
+        if lines is None:
+            target, draft = pair.find()
+            alias = alias or (target.stem if pair.target else f"stand-in-{pair.size}")
         served |= {
-            "alias": alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
+            "alias": ", ".join(lines or [str(alias)]),
             "api_keys": api_keys,
             "hosts": _HOSTS if host in _LOOPBACK and not api_keys else None,
             "max_tokens": n_tokens_max,
@@ -198,7 +251,11 @@ def command(
             on_signal=last_resort.start,
             log_requests=verbose,
         )
-        if embeddings:
+        if lines is not None:
+            pairs = opened.enter_context(opened_pairs(lines, several, served["slot_folder"]))
+            server = serving(make_router_app(pairs, ServerOptions(**served)), pairs)
+            note = f"{counted(len(lines), 'model')}, loaded when a request names them"
+        elif embeddings:
             embedding = _embedding_service(target, load_settings, pooling, served)
             opened.callback(embedding.close)
             server = serving(make_embedding_app(embedding), embedding)
@@ -220,12 +277,13 @@ def command(
             service = make_service(engine, options)
             server = serving(make_app(service), service.texts)
             note = _context_note(engine, is_fitted)
-        if host not in _LOOPBACK and not api_keys:
+        if not (host in _LOOPBACK or is_path(host) or api_keys):
             render.note(
                 f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
             )
         render.note(note)
-        render.note(f"serving {served['alias']}; press Ctrl-C to stop")
+        end = "" if of_router else "; press Ctrl-C to stop"
+        render.note(f"serving {served['alias']}{end}")
         server.run(sockets=[listening])
     last_resort.cancel()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0

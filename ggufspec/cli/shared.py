@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, Final
 
 import click
+from click.types import StringParamType
 
 from ggufspec.cli import llama_lines, render
 from ggufspec.cli.loading import PairOptions
@@ -20,7 +21,7 @@ from ggufspec.engine.load_options import OPTIONS
 # in no section is in the last one, and in --help.
 _SECTIONS: Final = {
     "Options": "preset target draft prompt prompt_file output vram port vocab layers type_ texts",
-    "Models": "| offline yes size cache_dir",
+    "Models": "| models models_dir keep_alive models_ram models_max offline yes size cache_dir",
     "Server": "host api_key alias n_slots embeddings "
     "| api_key_file cors_origins slot_folder suffix_first pooling",
     "Prompt": "limit chat system | n_prompts",
@@ -68,7 +69,23 @@ seed_option = option(
 )
 
 
-def target_option(*, required: bool = True) -> Option:
+class _WholeText(StringParamType):
+    """A text that may contain spaces, also in a variable."""
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
+
+
+def _last(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> str | None:
+    context.meta["targets"] = given
+    return given[-1] if given else None
+
+
+# A target that may be given several times; the command gets the last, all are in the context.
+SEVERAL_TARGETS: Final[dict[str, Any]] = {"multiple": True, "type": _WholeText(), "callback": _last}
+
+
+def target_option(*, required: bool = True, **settings: Any) -> Option:
     """The option for the target: a file, or a name that `cli.loading` resolves."""
     return option(
         "-m --target | --model $LLAMA_ARG_MODEL",
@@ -76,6 +93,7 @@ def target_option(*, required: bool = True) -> Option:
         "`ggufspec models list` lists the names.",
         required=required,
         metavar="MODEL",
+        **settings,
     )
 
 
@@ -119,9 +137,16 @@ yes_option = option("--yes", "Download what --draft auto proposes without asking
 pair_options = pair_of(target_option(), draft_option(LOOKUP), offline_option, yes_option)
 
 
-def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Command]:
+def pair_or_embedded_options(
+    without: str = LOOKUP, **of_target: Any
+) -> Callable[[Command], Command]:
     """The options of a pair; without a target, the embedded pair. `without`: see draft_option."""
-    named = (target_option(required=False), draft_option(without), offline_option, yes_option)
+    named = (
+        target_option(required=False, **of_target),
+        draft_option(without),
+        offline_option,
+        yes_option,
+    )
     return pair_of(*named, size_option, cache_dir_option)
 
 
@@ -257,8 +282,10 @@ class SectionedCommand(click.Command):
         """Reads llama.cpp's options, too, if the command loads models."""
         if any("--model" in each.opts for each in self.params) and not ctx.resilient_parsing:
             args, without_effect = llama_lines.translated(self, args)
-            if without_effect:
+            if without_effect and "arguments" not in ctx.meta:
                 render.note(without_effect)
+            ctx.meta.setdefault("arguments", list(args))  # that a process of its own may get, too
+            ctx.meta["latest"] = list(args)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

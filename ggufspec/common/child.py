@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ _READY = b"ready\n"  # written to stderr by the child once it can answer
 _STACK_BYTES = 64 * 1024 * 1024
 _WALL_FACTOR = 4  # a busy machine may give the process a quarter of a core
 _EXIT_TIME = 1  # exit status of a process that faulthandler ends
+_LAST_SECONDS = 10.0  # for a clean end, after that of stdin
 
 
 def call(
@@ -55,6 +57,24 @@ def exit_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def end_with_stdin() -> None:
+    """End this process as SIGTERM does once stdin ends: when a process that holds it has ended.
+
+    So no child is left if that process is killed. Unlike a process group, this works on all
+    systems; a thread waits, which costs nothing.
+    """
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_LAST_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class LimitExceededError(Exception):

@@ -65,3 +65,4 @@ SERVE_QUEUE: Final = 32  # waiting requests
 SERVE_TIMEOUT: Final = 600.0  # seconds for a request
 SERVE_BODY: Final = 2**20  # maximum bytes of a request
 SERVE_GRACE: Final = 10.0  # seconds for running requests at shutdown
+SERVE_KEEP_ALIVE: Final = "5m"  # of one of several models, after its last request; as in Ollama

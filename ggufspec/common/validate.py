@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from types import NoneType
 
 from ggufspec.errors import OptionError
 
+_UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(-?)((?:\d+(?:\.\d*)?(?:ns|us|ms|s|m|h))+|\d+(?:\.\d*)?)", re.ASCII)
 _LEAST32, _MOST32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of 32 bits
 
 
@@ -24,6 +27,17 @@ def number(name: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(f"{name} is {value!r}; it must be a number") from error
+
+
+def duration(name: str, value: object) -> float:
+    """Seconds of a number, or of a text such as "5m" or "1h30m"; infinite if it is negative."""
+    match = None if isinstance(value, bool) else _DURATION.fullmatch(str(value).strip())
+    if match is None:
+        raise OptionError(
+            f"{name} is {value!r}; give seconds, or a duration such as 5m or 1h30m; -1: without end"
+        )
+    parts = re.findall(r"([\d.]+)([a-z]*)", match[2])
+    return math.inf if match[1] else sum(float(n) * _UNITS[unit] for n, unit in parts)
 
 
 def number32(name: str, value: object) -> float:

@@ -135,6 +135,18 @@ class Fit:
             return self._planned(self._machine())
         return replace(self._options, placement=self._unused)
 
+    def alone(self, n_host: int | None) -> OffloadPlan:
+        """The plan for the pair alone on this machine, with `n_host` bytes of its memory.
+
+        A context whose size is not given fits half of the memory, so that a second pair may fit.
+        """
+        wishes, machine = self._wishes(), replace(self._machine(), n_host_free=n_host)
+        if self._options.n_ctx is None:
+            half = replace(self._machine(0.5), n_host_free=n_host and n_host // 2)
+            n_ctx = longest_context(self._target, self._draft, half, wishes)
+            wishes = replace(wishes, n_ctx_usual=n_ctx)
+        return plan_offload(self._target, self._draft, machine, wishes)
+
     @property
     def _unused(self) -> str | None:
         options = self._options

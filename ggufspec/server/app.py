@@ -28,7 +28,7 @@ from ggufspec.server.dialects.shared import Renderer
 from ggufspec.server.embeddings import OF_TEXTS, PATHS, EmbeddingService, add_embeddings, refuse
 from ggufspec.server.errors import ApiError, add_error_handlers
 from ggufspec.server.events import ParsedRequest
-from ggufspec.server.middleware import OriginMiddleware, RequestMiddleware
+from ggufspec.server.middleware import checked
 from ggufspec.server.requests import parse_request
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
 from ggufspec.server.service import Service
@@ -92,9 +92,7 @@ def _app(router: APIRouter, service: Service | EmbeddingService) -> ASGIApp:
     )
     add_error_handlers(app)
     app.include_router(router)
-    options = service.options
-    checked: ASGIApp = RequestMiddleware(app, options=options, metrics=service.metrics)
-    return OriginMiddleware(checked, options.cors_origins) if options.cors_origins else checked
+    return checked(app, service.options, service.metrics)
 
 
 class _StrictJsonRequest(Request):

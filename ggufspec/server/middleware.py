@@ -45,6 +45,12 @@ class OriginMiddleware(CORSMiddleware):
         return Response(status_code=204, headers=kept)
 
 
+def checked(app: ASGIApp, options: ServerOptions, metrics: Metrics) -> ASGIApp:
+    """The application behind the checks."""
+    behind: ASGIApp = RequestMiddleware(app, options=options, metrics=metrics)
+    return OriginMiddleware(behind, options.cors_origins) if options.cors_origins else behind
+
+
 class RequestMiddleware:
     """Passes allowed requests on, answers others with an error, and counts all requests."""
 

@@ -119,7 +119,7 @@ class Texts:
         loop = asyncio.get_running_loop()
         request, deadline, outcome = self._admitted(parsed), loop.time() + timeout, "cancelled"
         news = request.news
-        disconnected = asyncio.ensure_future(_disconnect(receive))
+        disconnected = asyncio.ensure_future(disconnect(receive))
         disconnected.add_done_callback(lambda _: news.set())
         try:
             while True:
@@ -315,6 +315,6 @@ def timed_out(seconds: float) -> ApiError:
     )
 
 
-async def _disconnect(receive: Receive) -> None:
+async def disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -63,8 +63,15 @@ _TOO_MANY = _last_response(
 )
 
 
+def is_path(host: str) -> bool:
+    """Whether an address is the path of a Unix socket, as in llama.cpp's server."""
+    return host.endswith(".sock")
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A socket bound to an address, not listening yet; port 0: a free port. Raises OptionError."""
+    if is_path(host):
+        return _bind_path(host)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -84,8 +91,25 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def _bind_path(path: str) -> socket.socket:
+    if not hasattr(socket, "AF_UNIX"):
+        raise OptionError(f"this system has no Unix sockets: --host {path} cannot be used")
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        bound.bind(path)
+    except OSError as error:
+        bound.close()
+        raise OptionError(
+            f"the socket {path} cannot be made ({error.strerror or error}); remove the file if no "
+            "server uses it, or choose another --host"
+        ) from error
+    return bound
+
+
 def url_of(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
+    if isinstance(name := bound.getsockname(), str):
+        return f"unix:{name}"
+    host, port = name[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

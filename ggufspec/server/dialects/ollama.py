@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -123,31 +124,52 @@ class OllamaRenderer:
         }
 
 
+class ModelFacts(NamedTuple):
+    """What Ollama's API says of a model."""
+
+    family: str
+    quantization: str
+    n_params: int
+    n_bytes: int
+    n_ctx: int
+    template: str
+    abilities: Sequence[str]
+
+
 def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
     """Describes the model, in the form of Ollama's list and of `/api/show`."""
     model, template = engine.pair.target.model, engine.chat_template
     family, _, quantization = model.description.split(maxsplit=2)
-    n = model.n_params
     form = template and format_of(template)
     abilities = {"tools": form and form.tools, "thinking": form and form.syntax.reasoning}
+    facts = ModelFacts(
+        *(family, quantization, model.n_params, model.n_bytes, engine.n_ctx),
+        template="" if template is None else template.source,
+        abilities=[ability for ability, has in abilities.items() if has],
+    )
+    return description(facts, name, started_at)
+
+
+def description(facts: ModelFacts, name: str, started_at: int) -> dict[str, Any]:
+    n, family = facts.n_params, facts.family
     return {
         "name": name,
         "model": name,
         "modified_at": datetime.fromtimestamp(started_at, timezone.utc).isoformat(),
-        "size": model.n_bytes,
+        "size": facts.n_bytes,
         "digest": "",
         "details": {
             "family": family,
             "families": [family],
             # As Ollama writes it; llama.cpp's own names are of the nearest family.
             "parameter_size": f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.2f}M",
-            "quantization_level": quantization,
+            "quantization_level": facts.quantization,
         },
-        "template": "" if template is None else template.source,
+        "template": facts.template,
         "model_info": {
             "general.architecture": family,
             "general.parameter_count": n,
-            f"{family}.context_length": engine.n_ctx,
+            f"{family}.context_length": facts.n_ctx,
         },
-        "capabilities": ["completion", *(name for name, has in abilities.items() if has)],
+        "capabilities": ["completion", *facts.abilities],
     }

@@ -1,0 +1,158 @@
+"""The process of one pair: `ggufspec serve` on a socket of this machine, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import h11
+
+BROKEN = (OSError, h11.RemoteProtocolError)  # what `ask` raises if the process has ended
+Headers = Iterable[tuple[bytes, bytes]]
+JSON_TYPE = [(b"content-type", b"application/json")]
+_NOT_INHERITED = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_MODELS_")
+_MOST_READ = 2**16
+_N_LINES = 20  # of stderr that are kept
+_END_SECONDS = 15.0  # after that, it is killed
+_REPORT_SECONDS = 5.0  # from a broken connection to the end of its process
+_FOLDERS = re.compile(r"(?<!\S)(?:[A-Za-z]:|[~.]+)?[/\\]\S*[/\\]")  # of a path in a message
+
+
+class PairProcess:
+    """Owns the process. It ends when its stdin ends, so also if this process is killed.
+
+    `command_line`: of `serve`, without an address. `folder`: for its socket. `tell` is called with
+    each line of its stderr, in another thread.
+    """
+
+    def __init__(
+        self, command_line: Sequence[str], folder: Path, tell: Callable[[str], None]
+    ) -> None:
+        self._loop, self._tell = asyncio.get_running_loop(), tell
+        self._lines: deque[str] = deque(maxlen=_N_LINES)
+        self._secret = secrets.token_hex(16)
+        self._path, self._port = folder / f"{secrets.token_hex(4)}.sock", 0
+        self.answered: asyncio.Future[bool] = self._loop.create_future()  # false: it has ended
+        self.ended = asyncio.Event()
+        has_paths = hasattr(socket, "AF_UNIX") and sys.platform != "win32"
+        host = str(self._path) if has_paths else "127.0.0.1"
+        address = ("--host", host, "--port", "0", "--grace", "0", "--of-router")
+        inherited = os.environ.items()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ggufspec", "serve", *command_line, *address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={name: text for name, text in inherited if not name.startswith(_NOT_INHERITED)}
+            | {"GGUFSPEC_API_KEY": self._secret},
+            start_new_session=True,  # Ctrl-C is for the router, whose texts may end first
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        errors = threading.Thread(target=self._read_errors, daemon=True)
+        errors.start()
+        threading.Thread(target=self._watch, args=(errors,), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def reason(self) -> str:
+        """Why it has ended, without folders of this machine."""
+        status = self._process.poll() or 0
+        how = f"status {status}"
+        if status < 0:
+            with suppress(ValueError):
+                how = signal.Signals(-status).name
+        last = _FOLDERS.sub("", self._lines[-1].removeprefix("ggufspec: ") if self._lines else "")
+        return f"{last} ({how})" if last else how
+
+    async def ask(
+        self, method: bytes | str, target: bytes | str, headers: Headers = (), body: bytes = b""
+    ) -> AsyncGenerator[h11.Response | h11.Data, None]:
+        """The response, then its body as it comes. Closing the generator cancels the request.
+
+        Raises an error of BROKEN if the connection breaks.
+        """
+        own = [
+            (b"host", b"localhost"),
+            (b"authorization", b"Bearer %b" % self._secret.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        request = h11.Request(method=method, target=target, headers=[*headers, *own])
+        if self._port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        else:
+            reader, writer = await asyncio.open_unix_connection(self._path)
+        try:
+            connection = h11.Connection(h11.CLIENT)
+            events = (request, h11.Data(body), h11.EndOfMessage())
+            writer.write(b"".join(connection.send(event) or b"" for event in events))
+            while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+                if event is h11.NEED_DATA:
+                    connection.receive_data(await reader.read(_MOST_READ))
+                elif isinstance(event, (h11.Response, h11.Data)):
+                    yield event
+        finally:
+            writer.close()
+
+    async def has_ended(self) -> bool:
+        """Whether it ends soon, after a connection broke."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), _REPORT_SECONDS)
+        return self.ended.is_set()
+
+    def close(self) -> None:
+        """Ask it to end: its texts end with an error."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def end(self) -> None:
+        """End it, and wait for that."""
+        self.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._path.unlink(missing_ok=True)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for line in lines:
+                if text := line.decode("utf-8", "replace").strip():
+                    self._lines.append(text)
+                    self._tell(text)
+
+    def _watch(self, errors: threading.Thread) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            url = lines.readline().decode().strip()
+            self._call(self._hear, url)
+            self._process.wait()
+        errors.join(1.0)  # the last lines; a process of its own may hold the pipe
+        self._call(self._hear, "")
+        self._call(self.ended.set)
+
+    def _call(self, function: Callable[..., object], *arguments: str) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _hear(self, url: str) -> None:
+        if not self.answered.done():
+            self._port = urlsplit(url).port or 0
+            self.answered.set_result(bool(url))

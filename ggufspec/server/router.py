@@ -1,0 +1,389 @@
+"""Several pairs behind one address: a request's `model` chooses one, whose answer is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+import h11
+from prometheus_client import generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ggufspec.common import validate
+from ggufspec.errors import OptionError
+from ggufspec.server.dialects.ollama import VERSION, description
+from ggufspec.server.dialects.shared import CHUNKS, JSON_LINES, NAMED_EVENTS, Framing
+from ggufspec.server.errors import ApiError, anthropic_error
+from ggufspec.server.metrics import Metrics
+from ggufspec.server.middleware import checked
+from ggufspec.server.pair_process import BROKEN, PairProcess
+from ggufspec.server.pairs import Pair, Pairs
+from ggufspec.server.routes import page
+from ggufspec.server.service import ServerOptions
+from ggufspec.server.strict_json import parse_json
+from ggufspec.server.texts import disconnect, timed_out
+
+_LARGE_BODY = 2**16
+_GET = ("/props", "/slots", "/tokenizer_info", "/lora-adapters")  # that pairs answer
+_STORED = "/v1/responses/"
+_OF_OLLAMA = ("/api/chat", "/api/generate")  # they stream unless told otherwise
+_OWN = re.compile(  # headers that belong to a connection, or to the checks in front
+    rb"host|authorization|x-api-key|content-length|connection|keep-alive|expect|date|server"
+    rb"|transfer-encoding|te|trailer|upgrade|accept-encoding|origin",
+)
+_REQUESTS = "ggufspec_requests_total"
+_SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
+
+
+class _Wanted(NamedTuple):
+    """What the router reads of a request."""
+
+    pair: Pair
+    keep_alive: float | None
+    document: Mapping[str, Any]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is one of Ollama's that only loads or unloads a model."""
+        return not (self.document.get("messages") or self.document.get("prompt"))
+
+
+class Router:
+    """Answers what concerns all pairs, and passes on the rest."""
+
+    def __init__(self, pairs: Pairs, options: ServerOptions, metrics: Metrics) -> None:
+        self._pairs, self._options, self._metrics = pairs, options, metrics
+        self._started_at = int(time.time())
+        self._page = page()
+        self._first = next(iter(pairs.by_name.values()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = await request.body()
+        document = await _document(body)
+        response = await self._own_response(request, document)
+        if response is not None:
+            scope["route"] = _Route(scope["path"])
+            await response(scope, receive, send)
+            return
+        wanted = self._wanted(request, document)
+        reply = _Reply(send, scope["path"], document)
+        work = asyncio.ensure_future(self._passed_on(wanted, scope, body, reply))
+        gone = asyncio.ensure_future(disconnect(receive))
+        try:
+            seconds = self._options.timeout
+            await asyncio.wait({work, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            elif gone.done():
+                raise ClientDisconnect
+            else:
+                await _ended(work)
+                raise timed_out(seconds)
+        except ApiError as error:
+            await reply.fail(error)
+        finally:
+            gone.cancel()
+            await _ended(work)
+        if scope["method"] == "POST" and reply.status < 400:  # a path that exists
+            scope["route"] = _Route(scope["path"])
+
+    def _wanted(self, request: Request, document: Mapping[str, Any]) -> _Wanted:
+        """Raises ApiError for an unknown model, or a time that is none."""
+        keep_alive = document.get("keep_alive")
+        try:
+            seconds = None if keep_alive is None else validate.duration("keep_alive", keep_alive)
+        except OptionError as error:
+            raise ApiError(400, str(error), param="keep_alive") from error
+        return _Wanted(self._named(request, document), seconds, document)
+
+    def _named(self, request: Request, document: Mapping[str, Any]) -> Pair:
+        name = document.get("model") or document.get("name") or request.query_params.get("model")
+        return self._first if not name else self._pair(name)
+
+    def _pair(self, name: object) -> Pair:
+        by_name = self._pairs.by_name
+        text = str(name)
+        if (found := by_name.get(text) or by_name.get(text.removesuffix(":latest"))) is None:
+            raise ApiError(
+                404,
+                f"there is no model {text[:100]!r} here; there are {', '.join(by_name)}",
+                param="model",
+                code="model_not_found",
+            )
+        return found
+
+    async def _own_response(self, request: Request, document: Mapping[str, Any]) -> Response | None:
+        """The response that the router gives itself; None: a pair answers. Raises ApiError."""
+        path, all_pairs = request.scope["path"], self._pairs.by_name.values()
+        if request.method == "POST":
+            if path in ("/v1/models/load", "/v1/models/unload"):
+                pair = self._pair(document.get("model"))
+                act = self._pairs.load if path.endswith("/load") else self._pairs.unload
+                await act(pair)
+                return JSONResponse({"success": True})
+            if path == "/api/show" and not (pair := self._named(request, document)).process:
+                return JSONResponse(self._shown(pair))
+            if path in _OF_OLLAMA:
+                wanted = self._wanted(request, document)
+                if wanted.is_empty and wanted.keep_alive == 0:
+                    await self._pairs.unload(wanted.pair)
+                    return JSONResponse(_line(path, wanted.pair) | _UNLOADED)
+            return None
+        if path == "/v1/models":
+            return JSONResponse({"object": "list", "data": [*map(self._described, all_pairs)]})
+        if path.startswith("/v1/models/"):
+            return JSONResponse(self._described(self._pair(path.removeprefix("/v1/models/"))))
+        if path == "/api/tags":
+            return JSONResponse({"models": [*map(self._shown, all_pairs)]})
+        if path == "/api/ps":
+            running = [self._running(pair) for pair in all_pairs if pair.process]
+            return JSONResponse({"models": running})
+        if path == "/api/version":
+            return JSONResponse({"version": VERSION})
+        if path == "/health":
+            is_stopping = self._pairs.is_stopping
+            status = "stopping" if is_stopping else "ok"
+            return JSONResponse({"status": status}, 503 if is_stopping else 200)
+        if path == "/metrics":
+            return Response(await self._all_metrics(), media_type="text/plain; version=0.0.4")
+        if path == "/":
+            return self._page
+        if path.startswith(_STORED) or path == "/openapi.json":
+            return await self._from_any(request)
+        if path not in _GET and not path.startswith("/slots/"):
+            raise ApiError(404, "there is nothing at this path; see /openapi.json")
+        return None
+
+    def _described(self, pair: Pair) -> dict[str, Any]:
+        status = {"value": pair.status, "failed": pair.n_failures > 0}
+        head = {"id": pair.name, "object": "model", "created": self._started_at}
+        return head | {"owned_by": "ggufspec", **pair.plan.described, "status": status}
+
+    def _shown(self, pair: Pair) -> dict[str, Any]:
+        return description(pair.plan.facts, pair.name, self._started_at)
+
+    def _running(self, pair: Pair) -> dict[str, Any]:
+        named = ("name", "model", "size", "digest", "details")
+        shown = {name: value for name, value in self._shown(pair).items() if name in named}
+        ends = pair.expires_at if pair.keep_alive < math.inf else _LATEST
+        when = datetime.fromtimestamp(min(ends, _LATEST), timezone.utc).isoformat()
+        return shown | {"expires_at": when, "size_vram": pair.plan.memory.gpu}
+
+    async def _from_any(self, request: Request) -> Response:
+        """What one of the loaded pairs has at a path; the others answer 404."""
+        for pair in self._pairs.by_name.values():
+            if pair.process is not None:
+                head, body = await _fetched(pair.process, request.method, request.scope["raw_path"])
+                if head.status_code != 404:
+                    return Response(body, head.status_code, media_type="application/json")
+        raise ApiError(404, "no model that is loaded has it", code="not_found")
+
+    async def _all_metrics(self) -> str:
+        """The metrics of the loaded pairs, with their names as the label `model`."""
+        families: dict[str, list[str]] = {}
+        for pair in self._pairs.by_name.values():
+            if pair.process is not None:
+                _, found = await _fetched(pair.process, "GET", "/metrics")
+                _add_metrics(families, found.decode(), pair.name)
+        own = generate_latest(self._metrics.registry).decode()
+        families |= {_REQUESTS: [line for line in own.splitlines() if _REQUESTS in line]}
+        loads = [
+            f"ggufspec_model_loads_total{{model={json.dumps(name)}}} {self._pairs.n_loads[name]}"
+            for name in self._pairs.by_name
+        ]
+        families |= {"": ["# TYPE ggufspec_model_loads_total counter", *loads, ""]}
+        return "\n".join(line for family in families.values() for line in family)
+
+    async def _passed_on(self, wanted: _Wanted, scope: Scope, body: bytes, reply: _Reply) -> None:
+        """Pass a request on to its pair, and the response back. Raises ApiError."""
+        pair = wanted.pair
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        headers = [each for each in scope["headers"] if not _OWN.fullmatch(each[0])]
+        telling = asyncio.ensure_future(reply.tell_progress(pair, self._options.keep_alive))
+        try:
+            async with self._pairs.used(pair, wanted.keep_alive) as process:
+                await _ended(telling)
+                target = scope["raw_path"] + query
+                try:
+                    async with aclosing(process.ask(scope["method"], target, headers, body)) as got:
+                        await reply.pass_on(got)
+                except BROKEN as error:
+                    raise await self._pairs.broken(pair, process) from error
+                pair.n_failures = 0
+        finally:
+            await _ended(telling)
+
+
+def make_router_app(pairs: Pairs, options: ServerOptions) -> ASGIApp:
+    """The application for several pairs, behind the same checks as one."""
+    metrics = Metrics()
+    return checked(Router(pairs, options, metrics), options, metrics)
+
+
+class _Route(NamedTuple):
+    path: str  # for the metrics of requests
+
+
+class _Reply:
+    """The response to one request, as far as the client has it."""
+
+    def __init__(self, send: Send, path: str, document: Mapping[str, Any]) -> None:
+        self._send, self._path, self._document = send, path, document
+        self._is_stream = document.get("stream", path in _OF_OLLAMA) is True
+        self._has_begun = False
+        self.status = 200
+
+    async def tell_progress(self, pair: Pair, seconds: float) -> None:
+        """Keep the client of a stream waiting, until this is cancelled."""
+        while self._is_stream:
+            await asyncio.sleep(seconds)
+            if not self._has_begun:
+                headers = [
+                    (b"content-type", self._framing.media_type.encode()),
+                    (b"cache-control", b"no-store"),
+                    (b"x-accel-buffering", b"no"),
+                ]
+                await self._begin(200, headers)
+            await self._more(self._progress(pair))
+
+    async def pass_on(self, events: AsyncGenerator[h11.Response | h11.Data, None]) -> None:
+        """Pass on what a pair answers; an error after the first bytes, as an event."""
+        failed: bytes | None = None
+        async for event in events:
+            if isinstance(event, h11.Data):
+                if failed is None:
+                    await self._more(bytes(event.data))
+                else:
+                    failed += event.data
+            elif not self._has_begun:
+                headers = [each for each in event.headers.raw_items() if _is_passed_on(each[0])]
+                await self._begin(event.status_code, headers)
+            elif event.status_code >= 400:
+                failed = b""
+        if failed is not None:
+            found = json.loads(failed)
+            kind = {"type": "error"} if self._framing.is_named else {}
+            await self._more(self._framing.frame({**kind, **found}))
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: ApiError) -> None:
+        """End with an error: of the stream, if it has begun. Raises ApiError otherwise."""
+        if not self._has_begun:
+            raise error
+        if not self._is_stream:  # its length was announced: only a broken connection tells
+            raise RuntimeError("a pair has ended within its response")
+        if self._path.startswith("/v1/messages"):
+            found = anthropic_error(error)
+        elif self._path.startswith("/api/"):
+            found = {"error": error.detail}
+        else:
+            kind = {"type": "error"} if self._framing.is_named else {}
+            found = {**kind, **error.body}
+        end = self._framing.frame(found)
+        await self._send({"type": "http.response.body", "body": end, "more_body": False})
+
+    @property
+    def _framing(self) -> Framing:
+        if self._path.startswith("/api/"):
+            return JSON_LINES
+        return NAMED_EVENTS if self._path.startswith(("/v1/messages", "/v1/responses")) else CHUNKS
+
+    def _progress(self, pair: Pair) -> bytes:
+        """An event if the dialect has one that clients ignore, or was asked for; else a comment."""
+        said = {"model": pair.name, "status": pair.status, "progress": pair.progress}
+        if self._path.startswith("/v1/messages"):
+            return NAMED_EVENTS.frame({"type": "ping", "load_progress": said})
+        if self._path.startswith("/api/"):
+            return JSON_LINES.frame(_line(self._path, pair) | {"load_progress": said})
+        if self._document.get("return_progress") and self._framing is CHUNKS:
+            return CHUNKS.frame({"choices": [], "model": pair.name, "load_progress": said})
+        return b": %b\n\n" % json.dumps(said).encode()
+
+    async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_begun, self.status = True, status
+        start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+        await self._send(start)
+
+    async def _more(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _document(body: bytes) -> Mapping[str, Any]:
+    """The fields of a body, which may be empty. Raises ApiError; the pair checks it strictly."""
+    if not body:
+        return {}
+    try:
+        is_large = len(body) >= _LARGE_BODY
+        found = await run_in_threadpool(json.loads, body) if is_large else json.loads(body)
+    except (ValueError, RecursionError):
+        found = parse_json(body)  # raises an error that says where
+    return found if isinstance(found, dict) else {}
+
+
+_LATEST = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
+_UNLOADED = {"done": True, "done_reason": "unload"}
+
+
+def _line(path: str, pair: Pair) -> dict[str, Any]:
+    """A line of Ollama's API without text."""
+    chat = {"message": {"role": "assistant", "content": ""}}
+    said = chat if path == "/api/chat" else {"response": ""}
+    now = datetime.now(timezone.utc).isoformat()
+    return {"model": pair.name, "created_at": now, **said, "done": False}
+
+
+def _is_passed_on(name: bytes) -> bool:
+    return name.lower() == b"content-length" or not _OWN.fullmatch(name.lower())
+
+
+async def _fetched(
+    process: PairProcess, method: str, path: str | bytes
+) -> tuple[h11.Response, bytes]:
+    """The whole response of a pair. Raises ApiError."""
+    data = b""
+    try:
+        async with aclosing(process.ask(method, path)) as events:
+            async for event in events:
+                if isinstance(event, h11.Response):
+                    head = event
+                else:
+                    data += event.data
+    except BROKEN as error:
+        raise ApiError(503, "a model has ended; try again", "server_error") from error
+    return head, data
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # else asyncio logs it
+
+
+def _add_metrics(families: dict[str, list[str]], text: str, model: str) -> None:
+    """Add the samples of a pair to their families, whose lines must be together."""
+    family: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# "):
+            name = line.split()[2]
+            is_new = name not in families
+            family = families.setdefault(name, [])
+            if is_new or (line.split()[1] == "TYPE" and len(family) == 1):
+                family.append(line)
+        elif match := _SAMPLE.fullmatch(line):
+            name, labels, value = match.groups("")
+            labels = re.sub(r'\bmodel="', 'exported_model="', labels)  # as Prometheus does
+            labels = ",".join(filter(None, (labels, f"model={json.dumps(model)}")))
+            family.append(f"{name}{{{labels}}} {value}")
