@@ -196,8 +196,7 @@ def command(
 
     Clients of OpenAI's (/v1/chat/completions, /v1/responses), Anthropic's (/v1/messages), Ollama's
     (/api/chat) and llama.cpp's API (/completion, /infill) can use it. Without --target, the
-    embedded pair of `ggufspec demo` is served, its target padded to --size. With several models
-    (--models), the `model` of a request chooses.
+    embedded pair of `ggufspec demo` is served, its target padded to --size.
 
     \b
       ggufspec serve --target large.gguf --draft small.gguf

@@ -124,8 +124,10 @@ def _in_file(command: click.Command, path: Path) -> Iterator[tuple[str, list[str
     for each in command.params:
         if isinstance(each, click.Option) and each.name is not None:
             by_key[each.name.replace("_", "-")] = (max(each.opts, key=len), each)
-            for spelled in (*each.opts, *each.secondary_opts):
-                by_key[spelled.lstrip("-")] = (spelled, each)
+            for name in (*each.opts, *each.secondary_opts):
+                # Not --slots, which is a flag in llama.cpp: `--slots 1` would have no effect.
+                spelled = name if each.is_flag else max(each.opts, key=len)
+                by_key[name.lstrip("-")] = (spelled, each)
     for name in [each for each in tables if each not in common]:
         words: list[str] = []
         for key, value in ({**common, **tables[name]}).items():

@@ -139,11 +139,12 @@ class Pairs:
             self._tell_waiting()
 
     async def broken(self, pair: Pair, process: PairProcess) -> ApiError:
-        """The error of a request whose connection broke."""
+        """The error of a request whose connection broke. Raises ApiError if the server stops."""
         if await process.has_ended():
             self._note_end(pair, process)
         else:
             pair.reason = "its connection broke"
+        self._check_open()
         return _failed(pair, "the next request starts it again")
 
     def finish(self) -> None:
@@ -174,9 +175,8 @@ class Pairs:
             async with self._one_load:
                 await self._make_room(pair)
                 self._check_open()
-                process = PairProcess(
-                    pair.plan.command_line, self._folder, partial(self._hear, pair)
-                )
+                pair.progress = ""
+                process = self._started(pair)
                 self._processes.add(process)
                 self._start(self._watch(pair, process))
                 if not await process.answered:
@@ -189,6 +189,13 @@ class Pairs:
         finally:
             pair.loading = None
             self._rest(pair)
+
+    def _started(self, pair: Pair) -> PairProcess:
+        try:
+            return PairProcess(pair.plan.command_line, self._folder, partial(self._hear, pair))
+        except OSError as error:
+            pair.reason = f"no process could be started ({error.strerror})"
+            raise _failed(pair, "try again later") from error
 
     async def _make_room(self, pair: Pair) -> None:
         """End other pairs until this one fits: idle ones first, of these the least recently used.

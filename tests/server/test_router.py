@@ -29,7 +29,7 @@ HI: dict[str, Any] = {"prompt": "hi", "max_tokens": 2}
 
 
 def plan(name: str, *words: object, n_bytes: int = 10**9, **more: Any) -> PairPlan:
-    common = ("--threads", "1", "--cache-ram", "0", "--slots", "1", "--alias", name)
+    common = ("--threads", "1", "--cache-ram", "0", "--parallel", "1", "--alias", name)
     line = [*common, *map(str, words)]
     return PairPlan(name, line, Memory(0, n_bytes), FACTS, {"max_model_len": 1024}, **more)
 
@@ -118,10 +118,10 @@ def routed(
             *("two", "--model", chat_files[1], "--slot-save-path", slots),
             slot_folder=slots,
         ),
-        plan("endless", "--model", endless_file, "--ctx-size", 200_000, "--slots", 3),
+        plan("endless", "--model", endless_file, "--ctx-size", 200_000, "--parallel", 3),
         plan("large", "--model", chat_files[1], n_bytes=2 * 10**9),
         plan("huge", "--model", endless_file, n_bytes=3 * 10**9),
-        plan("broken", "--model", "/nowhere/at/all.gguf"),
+        plan("broken", "--model", endless_file, "--api-key-file", "/nowhere/at/all.txt"),
     )
     with routing(tmp_path_factory.mktemp("r"), *plans) as running:
         yield running
@@ -311,10 +311,10 @@ def test_a_pair_that_cannot_be_loaded_is_tried_four_times(routed: Routed) -> Non
         response = routed.post("/v1/completions", model="broken", **HI)
         assert response.status_code == 503
         message = response.json()["error"]["message"]
-        assert "all.gguf" in message
+        assert "all.txt" in message
         assert "/nowhere" not in message
     assert "4 times in a row" in message
-    assert len([line for line in routed.said[n_said:] if "there is no file" in line]) == 4
+    assert len([line for line in routed.said[n_said:] if "all.txt" in line]) == 4
     assert routed.post("/models/load", model="broken").json() == {"success": True}
     assert comes_true(lambda: routed.statuses()["broken"] == "unloaded")
     again = routed.post("/v1/completions", model="broken", **HI)
