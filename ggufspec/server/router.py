@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -73,7 +73,8 @@ class Router:
         document = await _document(body)
         response = await self._own_response(request, document)
         if response is not None:
-            scope["route"] = _Route(scope["path"])
+            is_stored = scope["path"].startswith(_STORED)  # a name for all of them
+            scope["route"] = _Route(f"{_STORED}{{response_id}}" if is_stored else scope["path"])
             await response(scope, receive, send)
             return
         wanted = self._wanted(request, document)
@@ -194,8 +195,9 @@ class Router:
         families: dict[str, list[str]] = {}
         for pair in self._pairs.by_name.values():
             if pair.process is not None:
-                _, found = await _fetched(pair.process, "GET", "/metrics")
-                _add_metrics(families, found.decode(), pair.name)
+                with suppress(ApiError):  # it has just ended
+                    _, found = await _fetched(pair.process, "GET", "/metrics")
+                    _add_metrics(families, found.decode(), pair.name)
         own = generate_latest(self._metrics.registry).decode()
         families |= {_REQUESTS: [line for line in own.splitlines() if _REQUESTS in line]}
         loads = [
