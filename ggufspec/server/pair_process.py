@@ -155,4 +155,6 @@ class PairProcess:
     def _hear(self, url: str) -> None:
         if not self.answered.done():
             self._port = urlsplit(url).port or 0
+            if url:
+                self._lines.clear()  # notes of its start are no reasons for its end
             self.answered.set_result(bool(url))
