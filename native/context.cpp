@@ -1,6 +1,7 @@
 #include "context.h"
 
 #include "attention/backend.h"
+#include "images.h"
 
 #include <algorithm>
 #include <atomic>
@@ -34,6 +35,7 @@ Context::Context(Functions functions, void * context, void * memory, size_t n_ba
       positions_(are_alone ? kPositions * n_batch : n_batch),
       n_sequences_(n_batch, 1),
       sequences_(n_batch),
+      texts_(n_batch),
       wanted_(n_batch),
       n_hidden_(n_hidden),
       are_alone_(are_alone),
@@ -44,6 +46,11 @@ Context::Context(Functions functions, void * context, void * memory, size_t n_ba
         for (size_t i = 1; i < n_leaves; i++) held.branches.push_back({id++});
     }
     functions_.set_abort_callback(context_, &Context::aborts, this);
+}
+
+int32_t Context::position(const Held & held, size_t i) const {
+    const auto at = static_cast<int32_t>(i < held.n_first ? i : i + held.n_gap);
+    return has_images ? at - images::n_saved(held.cells.data(), std::min(i, held.cells.size())) : at;
 }
 
 bool Context::aborts(void * self) {
@@ -73,7 +80,7 @@ size_t Context::n_common(size_t sequence, const int32_t * tokens, size_t n_most)
     const size_t n = std::min(n_most, held.cells.size());
     const size_t n_first = std::mismatch(tokens, tokens + n, held.cells.begin()).first - tokens;
     const size_t n_path = held.tree.path(held.cells, tokens, n_most).size();
-    return n_path == 0 ? n_first : held.tree.n_before + n_path;
+    return n_path == 0 ? images::whole(tokens, n_first) : held.tree.n_before + n_path;
 }
 
 int32_t Context::resume(size_t sequence, const int32_t * tokens, size_t n_most) {
@@ -92,10 +99,11 @@ void Context::choose_path(Held & held, const int32_t * tokens, size_t n_most) {
     const size_t n_first = std::find_if_not(path.begin(), path.end(), is_first) - path.begin();
     if (n_first < path.size()) {
         const Branch & branch = held.branches[tree.branches[path.back()]];
-        const auto start = static_cast<int32_t>(tree.n_before + n_first), end = static_cast<int32_t>(tree.n_before + path.size());
+        const size_t n_kept = tree.n_before + n_first;
+        const int32_t start = position(held, n_kept), end = position(held, tree.n_before + path.size());
         held.is_clean = functions_.seq_rm(memory_, held.id, start, -1) && held.is_clean;
         functions_.seq_cp(memory_, branch.id, held.id, start, end);
-        held.cells.resize(start);
+        held.cells.resize(n_kept);
         for (size_t i = n_first; i < path.size(); i++) held.cells.push_back(tree.tokens[path[i]]);
     }
     std::vector<size_t> n_accepted(tree.parents.size());  // for each node: number of accepted nodes up to it
@@ -110,7 +118,7 @@ void Context::cut_branches(Held & held, size_t n_tokens) {
     for (Branch & branch : held.branches) {
         if (branch.is_clean && branch.n_shared <= n_tokens) continue;
         branch.n_shared = std::min(branch.n_shared, n_tokens);
-        branch.is_clean = functions_.seq_rm(memory_, branch.id, static_cast<int32_t>(branch.n_shared), -1);
+        branch.is_clean = functions_.seq_rm(memory_, branch.id, position(held, branch.n_shared), -1);
     }
 }
 
@@ -123,7 +131,7 @@ void Context::begin_restore(size_t sequence, size_t n_tokens) {
 
 bool Context::truncate(size_t sequence, size_t n_tokens) {
     Held & held = held_[sequence];
-    const int32_t n_kept = static_cast<int32_t>(std::min(n_tokens, held.cells.size()));
+    const int32_t n_kept = static_cast<int32_t>(images::whole(held.cells.data(), std::min(n_tokens, held.cells.size())));
     const int32_t n_dropped = static_cast<int32_t>(held.cells.size()) - n_kept;
     // Without this check, llama.cpp would also roll back to states that the last batch did not write.
     const bool is_kept = n_rollback_ == 0 || n_kept == 0 || n_dropped <= held.n_droppable;
@@ -152,7 +160,7 @@ void Context::copy_prefix(size_t source, size_t sequence, const int32_t * tokens
     const Held & from = held_[source];
     Held & to = held_[sequence];
     const size_t n = std::min(n_tokens, from.cells.size());
-    const size_t n_first = std::mismatch(tokens, tokens + n, from.cells.begin()).first - tokens;
+    const size_t n_first = images::whole(tokens, std::mismatch(tokens, tokens + n, from.cells.begin()).first - tokens);
     functions_.seq_cp(memory_, from.id, to.id, 0, position(from, n_first));
     to.cells.assign(tokens, tokens + n_first);
     to.n_first = from.n_first;
@@ -161,7 +169,7 @@ void Context::copy_prefix(size_t source, size_t sequence, const int32_t * tokens
     const size_t n_all = from.tree.n_before + path.size();
     if (path.empty() || n_all <= n_first) return;
     const Branch & branch = from.branches[from.tree.branches[path.back()]];
-    functions_.seq_cp(memory_, branch.id, to.id, static_cast<int32_t>(n_first), static_cast<int32_t>(n_all));
+    functions_.seq_cp(memory_, branch.id, to.id, position(from, n_first), position(from, n_all));
     to.cells.assign(tokens, tokens + n_all);
 }
 
@@ -190,7 +198,9 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
     Held & held = held_[sequence];
     if (held.tree.is_there()) truncate(sequence, held.cells.size());
     const size_t first = n_added_, end = n_added_ + n_tokens;
+    std::copy(tokens, tokens + n_tokens, texts_.begin() + first);
     std::copy(tokens, tokens + n_tokens, tokens_.begin() + first);
+    if (n_hidden_ > 0) std::replace_if(tokens_.begin() + first, tokens_.begin() + end, [](int32_t token) { return token < 0; }, 0);
     const auto hidden_first = hidden_.begin() + first * n_hidden_;
     has_hidden_ = hidden != nullptr;
     if (hidden) std::copy(hidden, hidden + n_tokens * n_hidden_, hidden_first);
@@ -215,7 +225,7 @@ void Context::add_tree(Held & held, size_t n_lead, const int32_t * parents, size
         const int32_t node = static_cast<int32_t>(i), parent = parents[i];
         if (parent >= 0) is_leaf[parent] = false;
         if (parent == first_leaf) first_leaf = node;
-        positions_[first + i] = parent < 0 ? static_cast<int32_t>(n_cells + n_lead) : positions_[first + parent] + 1;
+        positions_[first + i] = parent < 0 ? position(held, n_cells + n_lead) : positions_[first + parent] + 1;
     }
     for (size_t i = 0; i < n_nodes; i++) {
         if (is_leaf[i] && static_cast<int32_t>(i) != first_leaf) tree.ends.push_back(static_cast<int32_t>(i));
@@ -239,8 +249,8 @@ void Context::add_tree(Held & held, size_t n_lead, const int32_t * parents, size
     for (size_t j = 0; j < tree.ends.size(); j++) {
         Branch & branch = held.branches[j];
         add_leaf(tree.ends[j], branch.id, static_cast<int32_t>(j));
-        const auto n_shared = static_cast<int32_t>(branch.n_shared);
-        if (branch.n_shared < n_cells) functions_.seq_cp(memory_, held.id, branch.id, n_shared, static_cast<int32_t>(n_cells));
+        const int32_t start = position(held, branch.n_shared);
+        if (branch.n_shared < n_cells) functions_.seq_cp(memory_, held.id, branch.id, start, position(held, n_cells));
         branch.n_shared = n_cells;
         branch.is_clean = false;
     }
@@ -273,23 +283,11 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
         part.held->is_clean = false;
         part.held->n_droppable = -1;
     }
-    const auto start = Clock::now();
-    next_check_ = start + kCheckInterval;
     is_interrupted_ = std::move(is_interrupted);
-    int32_t result = -1;
     std::optional<DecodeError> thrown;
-    const bool was = attention::use(uses_attention);
-    try {
-        result = is_stopped_ ? kStopped : functions_.decode(context_, batch);
-        functions_.synchronize(context_);
-    } catch (const std::exception & error) {
-        thrown.emplace(std::string("llama.cpp could not decode a batch: ") + error.what());
-    } catch (...) { thrown.emplace("llama.cpp could not decode a batch: unknown exception"); }
-    has_own_attention_ = attention::computed_all();
-    attention::use(was);
+    const int32_t result = compute(batch, thrown);
     is_interrupted_ = nullptr;
-    seconds_ = seconds_ + std::chrono::duration<double>(Clock::now() - start).count();
-    const int32_t * tokens = tokens_.data();
+    const int32_t * tokens = texts_.data();
     for (const Part & part : parts_) {
         Tree & tree = part.held->tree;
         if (result != 0 || thrown) {
@@ -307,6 +305,59 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
     }
     if (thrown) throw *thrown;
     return result;
+}
+
+int32_t Context::compute(const Batch & batch, std::optional<DecodeError> & thrown) {
+    const auto start = Clock::now();
+    next_check_ = start + kCheckInterval;
+    int32_t result = -1;
+    const bool was = attention::use(uses_attention);
+    try {
+        result = is_stopped_ ? kStopped : functions_.decode(context_, batch);
+        functions_.synchronize(context_);
+    } catch (const std::exception & error) {
+        thrown.emplace(std::string("llama.cpp could not decode a batch: ") + error.what());
+    } catch (...) { thrown.emplace("llama.cpp could not decode a batch: unknown exception"); }
+    has_own_attention_ = attention::computed_all();
+    attention::use(was);
+    seconds_ = seconds_ + std::chrono::duration<double>(Clock::now() - start).count();
+    return result;
+}
+
+int32_t Context::run_image(size_t sequence, const int32_t * tokens, size_t n_tokens, const float * embeddings, size_t width,
+                           const int32_t * offsets, size_t n_dimensions, std::function<bool()> is_interrupted) {
+    Held & held = held_[sequence];
+    if (held.tree.is_there()) truncate(sequence, held.cells.size());
+    const int32_t next = position(held, held.cells.size());
+    std::vector<float> values;
+    std::vector<int32_t> positions;
+    is_interrupted_ = std::move(is_interrupted);
+    held.is_clean = false;
+    held.n_droppable = -1;
+    int32_t result = 0;
+    std::optional<DecodeError> thrown;
+    for (size_t first = 0, n = 0; first < n_tokens && result == 0 && !thrown; first += n) {
+        n = std::min(n_tokens - first, tokens_.size());
+        values.assign(embeddings + first * width, embeddings + (first + n) * width);
+        positions.clear();
+        for (size_t d = 0; d < n_dimensions; d++) {
+            // M-RoPE's last dimension is unused, and 0.
+            for (size_t i = first; i < first + n; i++) positions.push_back(d < 3 ? next + offsets[d * n_tokens + i] : 0);
+        }
+        std::fill(sequences_.begin(), sequences_.begin() + n, &held.id);
+        std::fill(n_sequences_.begin(), n_sequences_.begin() + n, 1);
+        std::fill(wanted_.begin(), wanted_.begin() + n, 0);
+        result = compute({static_cast<int32_t>(n), nullptr, values.data(), positions.data(), n_sequences_.data(),
+                          sequences_.data(), wanted_.data()},
+                         thrown);
+    }
+    is_interrupted_ = nullptr;
+    if (thrown) throw *thrown;
+    if (result != 0) return result;
+    held.cells.insert(held.cells.end(), tokens, tokens + n_tokens);
+    held.is_clean = true;
+    held.n_droppable = 0;  // an image is dropped whole, which needs a checkpoint
+    return 0;
 }
 
 const float * Context::logits(int32_t i) const { return functions_.get_logits_ith(context_, i); }

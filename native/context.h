@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -98,6 +99,12 @@ public:
              const int32_t * parents = nullptr, size_t n_nodes = 0);
     int32_t run(std::function<bool()> is_interrupted);
 
+    // As begin, add and run, for an image: `embeddings` (n_tokens, width) instead of the tokens, which name its cells: see
+    // images.h. `offsets` (n_dimensions, n_tokens): positions after the position of its first cell. Without logits; in several
+    // batches if it is longer than one.
+    int32_t run_image(size_t sequence, const int32_t * tokens, size_t n_tokens, const float * embeddings, size_t width,
+                      const int32_t * offsets, size_t n_dimensions, std::function<bool()> is_interrupted);
+
     // From any thread: true ends the batch in progress (on CPU backends), and each later one at once, until it is false.
     // run then returns kStopped.
     void stop(bool is_stopped) { is_stopped_ = is_stopped; }
@@ -106,6 +113,9 @@ public:
 
     // The logits of token i of the last batch; null if llama.cpp did not keep them.
     const float * logits(int32_t i) const;
+
+    // Whether texts may have images. If not, they are not searched for them.
+    bool has_images = false;
 
     // Whether batches use the attention kernels: see native/attention. At first, they do not.
     bool uses_attention = false;
@@ -148,8 +158,8 @@ private:
         size_t n_first = 0, n_gap = 0;  // n_gap positions after the first n_first have no cells
         int32_t n_droppable = 0;     // with n_rollback: tokens whose states are kept; -1: the state does not match the cells
     };
-    // The position of cell i, which may be the first free one.
-    static int32_t position(const Held & held, size_t i) { return static_cast<int32_t>(i < held.n_first ? i : i + held.n_gap); }
+    // The position of cell i, which may be behind the last one.
+    int32_t position(const Held & held, size_t i) const;
     struct Part {
         Held * held;
         size_t n_tokens;
@@ -164,6 +174,9 @@ private:
 
     static bool aborts(void * self);
 
+    // llama_decode's code; an exception of it is kept in `thrown`.
+    int32_t compute(const Batch & batch, std::optional<DecodeError> & thrown);
+
     using Clock = std::chrono::steady_clock;
 
     Functions functions_;
@@ -176,6 +189,7 @@ private:
     std::vector<Part> parts_;
     size_t n_added_ = 0;
     std::vector<int32_t> tokens_, positions_, n_sequences_;
+    std::vector<int32_t> texts_;  // as tokens_, but with the cells of images, which a head reads as token 0
     std::vector<int32_t *> sequences_;
     std::vector<int8_t> wanted_;
     size_t n_hidden_;

@@ -13,6 +13,7 @@
 
 #include "bindings.h"
 #include "context.h"
+#include "images.h"
 #include "unlocked.h"
 
 namespace ggufspec::bindings {
@@ -171,6 +172,20 @@ int32_t decode_hidden(Context & self, size_t sequence, TokenRow tokens, ConstMat
     return run_batch(self, [&] { self.add(sequence, tokens.data(), n, n_rows, hidden.data()); });
 }
 
+int32_t decode_image(Context & self, size_t sequence, TokenRow tokens, ConstMatrix embeddings, TokenRow offsets) {
+    require_sequence(self, sequence);
+    const size_t n = tokens.shape(0), n_offsets = offsets.shape(0);
+    require(n >= 1 && embeddings.shape(0) == n, "decode_image: needs an embedding for each cell");
+    require(n_offsets % n == 0 && (n_offsets == n || n_offsets == 4 * n), "decode_image: needs 1 or 4 positions for each cell");
+    require(!images::is_inside(tokens.data()[n - 1]) && tokens.data()[n - 1] < 0, "decode_image: the image is incomplete");
+    return run_batch(
+        self, [] {},
+        [&](const std::function<bool()> & is_interrupted) {
+            return self.run_image(sequence, tokens.data(), n, embeddings.data(), embeddings.shape(1), offsets.data(),
+                                  n_offsets / n, is_interrupted);
+        });
+}
+
 }  // namespace
 
 void bind_context(nb::module_ & m) {
@@ -196,6 +211,9 @@ void bind_context(nb::module_ & m) {
              "An exception of a signal handler ends both.")
         .def("decode_hidden", &decode_hidden, "sequence"_a, "tokens"_a.noconvert(), "hidden"_a.noconvert(), "n_rows"_a,
              "decode for one sequence, with a hidden state (n_tokens, n_hidden) for each token, or instead of the tokens.")
+        .def("decode_image", &decode_image, "sequence"_a, "tokens"_a.noconvert(), "embeddings"_a.noconvert(),
+             "offsets"_a.noconvert(),
+             "decode for the cells of an image: embeddings (n_tokens, width), and offsets of 1 or 4 positions (n, n_tokens).")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "tokens"_a.noconvert(),
              "Replace a sequence by the longest prefix of tokens that source holds.")
         .def("drop_middle", &drop_middle, "n_first"_a, "n_dropped"_a, "sequence"_a = 0,
@@ -226,6 +244,7 @@ void bind_context(nb::module_ & m) {
              "Drop the tokens from position n_tokens on; returns False if a tail cannot be dropped.")
         .def_prop_rw("is_stopped", &Context::is_stopped, &Context::stop,
                      "From any thread: true ends the batch in progress (on CPUs) and later ones, with code 2.")
+        .def_rw("has_images", &Context::has_images, "Whether texts may have images; at first, false.")
         .def_rw("uses_attention", &Context::uses_attention,
                 "Whether batches use the attention kernels, where there is code for a model's attention; at first, false.")
         .def_prop_ro("has_own_attention", &Context::has_own_attention,

@@ -20,6 +20,7 @@ from ggufspec.llama.devices import address_of, n_threads_default
 from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, PassStopped, addresses
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.llama.projector import Projector
 from ggufspec.llama.state import State, set_state, state_of
 from ggufspec.llama.thread_count import ThreadCount
 from ggufspec.llama.threadpool import ThreadPools
@@ -66,20 +67,20 @@ class Context:
         self.model = model
         self.options = options
         self.link = link  # None: not the context of a head
-        self.n_threads = options.n_threads or n_threads_default()  # at most
-        self.n_threads_now = self.n_threads
+        self.n_threads_now = self.n_threads = options.n_threads or n_threads_default()  # at most
         varies = options.varies_threads and self.n_threads > 1
         self._thread_count = ThreadCount(self.n_threads) if varies else None
         self.seconds_by_threads: dict[int, float] = {}  # in llama_decode
         self.keeps_threads = False  # with flash attention, rounding depends on them
         self.n_ctx, self.n_sequences = options.n_ctx, options.n_sequences
-        # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
-        # Not with windows: llama.cpp reuses cells that a window has passed, so none can go back.
+        # A shared pass needs a unified cache; otherwise all sequences need equally many tokens. Not
+        # with windows: cells that a window has passed are reused, so none can go back.
         can_drop_tail = link is not None or model.can_drop_tail
         # Nor with a head of several layers: each reads a text into the cells of those before.
         is_separate = model.has_windows or (link is not None and link.facts.n_layers > 1)
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
         self.follower: Follower | None = None  # reads its hidden states
+        self.projector: Projector | None = None  # then the native context has_images, too
         # llama.cpp keeps a row of logits for each leaf.
         n_leaves = min(options.n_leaves, options.n_rows, _MAX_SEQUENCES // options.n_sequences)
         self.reads_trees = link is None and can_drop_tail and not is_separate
@@ -111,8 +112,7 @@ class Context:
         self.pools: ThreadPools = pools or (link.target.pools if link else ThreadPools())
         self._pointer: int | None = self._make(options)
         n_rollback = int(llama_cpp.llama_n_rs_seq(self._pointer))  # 0: not by this architecture
-        # How many tokens at the end of the last decode can be dropped, never its first; None: all
-        # held tokens can be.
+        # Tokens at the end of the last decode, but its first, that can be dropped; None: all held.
         self.n_droppable = None if can_drop_tail else n_rollback
         try:
             memory = llama_cpp.llama_get_memory(self._pointer)
@@ -266,7 +266,9 @@ class Context:
         if hidden is None and self._block is not None and not parts[0].n_rows:
             hidden = np.zeros((len(parts[0].tokens), self.n_hidden), np.float32)
             parts = [parts[0]._replace(tokens=token_array(parts[0].tokens))]
-        if hidden is None:
+        if self.projector is not None and hidden is None and parts[0].tokens[0] < 0:
+            result = self.projector.decode(native, self.pointer, *parts[0][:2])
+        elif hidden is None:
             result = log.during(native.decode, parts, of=native)
         else:
             (sequence, tokens, n_rows, _), *_ = parts

@@ -50,6 +50,10 @@ class _Log:
         silent = llama_cpp.llama_log_callback(_native.silent_log)
         atexit.register(llama_cpp.llama_log_set, silent, ctypes.c_void_p())
 
+    def hear(self, set_callback: Callable[..., object]) -> None:
+        """Also receive the lines of another library, through its function that sets a callback."""
+        set_callback(self._callback, None)
+
     def _receive(self, level: int, text: bytes, data: int | None) -> None:
         if not self.inside:
             self._previous(level, text, data)

@@ -120,11 +120,12 @@ class MappedSession:
         n = n_same(tokens, self._text)
         del self._text[n:], self._ends[n + 1 :]
         if n == 0:
-            self._read = array("i", self._map.start(tokens[0]) if tokens else ())
+            self._read = array("i", self._map.start(max(tokens[0], 0)) if tokens else ())
             self._ends[0] = len(self._read)
         del self._read[self._ends[n] :]
         for token in tokens[n:]:
-            self._read.extend(self._map.spelled(token))
+            if token >= 0:  # else a cell of an image, which is left out
+                self._read.extend(self._map.spelled(token))
             self._ends.append(len(self._read))
         self._text.extend(tokens[n:])
         return self._read

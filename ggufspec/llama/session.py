@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ggufspec.decoding.types import Logits, token_array
-from ggufspec.llama import saved_text
+from ggufspec.llama import image_cells, saved_text
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import N_FIRST
 from ggufspec.llama.saved_text import Checkpoints, SavedText
@@ -87,10 +87,12 @@ class LlamaSession:
         *,
         n_vocab: int | None = None,
         drafts: bool = False,
+        skips_images: bool = False,
     ) -> None:
         """`n_vocab`: the width of rows, for a draft whose vocabulary has other padding.
 
         `drafts`: this is the draft model, so each of its tokens may be dropped again.
+        `skips_images`: texts may have images, which this model reads as if they were left out.
         """
         self._context = context
         self.sequence = sequence
@@ -98,6 +100,7 @@ class LlamaSession:
         self.n_rows = context.n_rows  # maximum rows of a score
         self._n_vocab = context.n_vocab if n_vocab is None else n_vocab
         self._drafts = drafts
+        self._skips_images = skips_images
         self._n_droppable = context.n_droppable
         self._checkpoints = Checkpoints(context, sequence)
         self._short = ShortCache(context, sequence) if context.options.n_kept else None
@@ -119,8 +122,8 @@ class LlamaSession:
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
         if self._short is not None:
-            return self._short.n_common(tokens)
-        return self._n_known(token_array(tokens))
+            return self._short.n_common(self._own(tokens))
+        return self._n_known(self._own(tokens))
 
     def _n_known(self, tokens: array[int]) -> int:
         n = self._context.n_common(tokens, self.sequence)
@@ -171,6 +174,8 @@ class LlamaSession:
         n = min(n_most or len(unread), self._context.n_batch)
         if self._n_droppable is not None and not self._drafts:
             n = min(n, self._checkpoints.save_at_end(tokens) or n)
+        if self._context.projector is not None:
+            n = image_cells.n_apart(token_array(unread), n)
         return Piece(self._context, self.sequence, unread[:n], len(unread))
 
     def unread(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -194,7 +199,7 @@ class LlamaSession:
         context = self._context
         if context.can_share_passes:
             n = context.n_left_out[sequence]
-            context.copy_prefix(sequence, self.sequence, _read(tokens, n))
+            context.copy_prefix(sequence, self.sequence, _read(self._own(tokens), n))
             context.n_left_out[self.sequence] = n
 
     def save(self, tokens: Sequence[int]) -> SavedText | None:
@@ -205,7 +210,7 @@ class LlamaSession:
         """
         if self._short is not None:
             return None
-        tokens = token_array(tokens)
+        tokens = self._own(tokens)
         self._resume(tokens, len(tokens))
         saved = saved_text.save(self._context, self.sequence)
         if saved is None:
@@ -250,6 +255,9 @@ class LlamaSession:
         context = self._context
         tokens = self._room(tokens, len(draft))
         known = self._resume(tokens, len(tokens) - wants_rows)
+        if context.projector is not None and (n := image_cells.n_to_last_image(tokens)) > known:
+            self._feed(tokens[:n])
+            known = n
         if (draft or self._drafts) and self._needs_checkpoint(len(draft)):
             if draft and len(tokens) - known > _MAX_REPEATED:
                 self._feed(tokens[:-1])
@@ -273,7 +281,12 @@ class LlamaSession:
 
     def _room(self, tokens: Sequence[int], n_more: int = 0) -> array[int]:
         """The tokens to read of a text, leaving room for `n_more`: all, or see ShortCache."""
-        return token_array(tokens) if self._short is None else self._short.room(tokens, n_more)
+        tokens = self._own(tokens)
+        return tokens if self._short is None else self._short.room(tokens, n_more)
+
+    def _own(self, tokens: Sequence[int]) -> array[int]:
+        """The tokens of a text that this model reads."""
+        return image_cells.without_images(tokens) if self._skips_images else token_array(tokens)
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""

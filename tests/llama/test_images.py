@@ -1,0 +1,242 @@
+"""Images in a text: what the context computes is what libmtmd's own helper computes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import llama_cpp.mtmd_cpp as mtmd
+import numpy as np
+import pytest
+import tiny_projectors
+from plain_context import assert_same, plain_context
+from tiny_projectors import PAIRS, png
+
+from ggufspec.decoding.types import Logits
+from ggufspec.errors import ModelError, PromptError
+from ggufspec.llama.context import Context
+from ggufspec.llama.image_cells import cells_of, images_in, without_images
+from ggufspec.llama.model import Model
+from ggufspec.llama.projector import Projector
+from ggufspec.llama.session import LlamaSession
+
+BEFORE, AFTER = [1, 20, 30, 40, 50], [60, 70, 80]
+FILE = png(40, 24)
+
+Loaded = tuple[Model, Projector]
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    folder = tmp_path_factory.mktemp(request.param)
+    write_projector, write_model = PAIRS[request.param]
+    file = write_projector(folder / "mmproj.gguf")
+    with (
+        closing(Model(write_model(folder / "model.gguf"))) as model,
+        closing(Projector(file, model, n_threads=1)) as projector,
+    ):
+        yield model, projector
+
+
+@pytest.fixture
+def context(loaded: Loaded) -> Iterator[Context]:
+    model, projector = loaded
+    with closing(plain_context(model, n_ctx=256, n_rows=8, n_sequences=2)) as made:
+        made.projector, made.native.has_images = projector, True
+        yield made
+
+
+def by_helper(model: Model, projector: Projector, parts: Sequence[list[int] | bytes]) -> Logits:
+    """The logits after tokens and image files, by mtmd_helper_eval_chunk_single."""
+    with closing(plain_context(model, n_ctx=256)) as context:
+        n_past = ctypes.c_int32(0)
+        for part in parts:
+            if isinstance(part, list):
+                _decode_at(context, part, n_past.value)
+                n_past.value += len(part)
+                continue
+            chunks = mtmd.mtmd_input_chunks_init()
+            data = (ctypes.c_uint8 * len(part)).from_buffer_copy(part)
+            bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(
+                projector.pointer, data, len(part), False
+            )
+            each = mtmd.mtmd_input_part(text=None, bitmap=bitmap)
+            array = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(each))
+            assert not mtmd.mtmd_tokenize_from_parts(projector.pointer, chunks, array, 1, False)
+            code = mtmd.mtmd_helper_eval_chunks(
+                *(projector.pointer, context.pointer, chunks, n_past.value, 0, 256, False),
+                ctypes.byref(n_past),
+            )
+            assert code == 0
+            mtmd.mtmd_bitmap_free(bitmap)
+            mtmd.mtmd_input_chunks_free(chunks)
+        row = llama_cpp.llama_get_logits_ith(context.pointer, -1)
+        return np.ctypeslib.as_array(row, (1, context.n_vocab)).copy()
+
+
+def _decode_at(context: Context, tokens: list[int], position: int) -> None:
+    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for i, token in enumerate(tokens):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position + i, 1
+        batch.seq_id[i][0], batch.logits[i] = 0, i == len(tokens) - 1
+    assert llama_cpp.llama_decode(context.pointer, batch) == 0
+    llama_cpp.llama_batch_free(batch)
+
+
+def test_logits_are_those_of_libmtmd(loaded: Loaded, context: Context) -> None:
+    model, projector = loaded
+    other = png(16, 32, seed=1)
+    tokens = [*BEFORE, *projector.read(FILE), *AFTER, *projector.read(other), *AFTER]
+    kept = projector.encode(tokens)
+    assert len(kept) == 2
+    rows = LlamaSession(context).score(tokens)
+    assert_same(rows, by_helper(model, projector, [BEFORE, FILE, AFTER, other, AFTER]))
+    wrong = by_helper(model, projector, [BEFORE, other, AFTER, FILE, AFTER])
+    assert np.abs(rows - wrong).max() > 0.05
+
+
+@pytest.fixture
+def texts(loaded: Loaded) -> Iterator[tuple[list[int], list[int]]]:
+    """Two texts that differ in an image; their images are known while it is used."""
+    _, projector = loaded
+    image, other = (projector.read(each) for each in (FILE, png(40, 24, seed=1)))
+    first = [*BEFORE, *image, *AFTER, *other, *AFTER]
+    second = [*BEFORE, *image, *AFTER, *image, *AFTER, *AFTER]
+    kept = projector.encode([*first, *second])
+    yield first, second
+    del kept
+
+
+def fresh(context: Context, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+    session = LlamaSession(context, 1)
+    session.forget()
+    return session.score(tokens, draft).copy()
+
+
+def departs_at(text: list[int]) -> int:
+    """The place of its second image."""
+    return text.index(images_in(text)[1][0])
+
+
+def test_a_text_that_departs_in_an_image_is_read_from_its_start(
+    context: Context, texts: tuple[list[int], list[int]]
+) -> None:
+    session = LlamaSession(context)
+    for text in (*texts, *texts, texts[0][:8]):
+        whole = text if len(text) != 8 else [*text[:5], *AFTER]
+        assert_same(session.score(whole), fresh(context, whole))
+    if context.n_droppable is None and not context.model.has_windows:
+        session.score(texts[0])
+        inside = texts[0][: departs_at(texts[0]) + 2]
+        for text in (texts[1], inside):
+            assert session.n_common(text) == departs_at(texts[0])
+
+
+def test_rows_of_drafts_behind_an_image_are_those_of_longer_texts(
+    context: Context, texts: tuple[list[int], list[int]]
+) -> None:
+    session, draft = LlamaSession(context), [90, 91, 92, 93]
+    for text in texts:
+        rows = session.score(text, draft).copy()
+        for i in range(len(draft) + 1):
+            assert_same(rows[i : i + 1], fresh(context, [*text, *draft[:i]]))
+        accepted = [*text, *draft[:2], 99]
+        assert_same(session.score(accepted, draft), fresh(context, accepted, draft))
+
+
+def test_trees_behind_an_image_have_the_rows_of_their_paths(
+    loaded: Loaded, texts: tuple[list[int], list[int]]
+) -> None:
+    model, projector = loaded
+    options = {"n_ctx": 256, "n_rows": 8, "n_sequences": 2, "n_leaves": 3}
+    with closing(plain_context(model, **options)) as context:
+        if not context.reads_trees:
+            pytest.skip("this model reads chains only")
+        context.projector, context.native.has_images = projector, True
+        session, text = LlamaSession(context), texts[0]
+        tree, parents = [90, 91, 92, 93, 94], [-1, 0, -1, 2, 2]
+        paths: list[list[int]] = [[], [90], [90, 91], [92], [92, 93], [92, 94]]
+        rows = session.score(text, tree, parents).copy()
+        for row, path in zip(rows, paths, strict=True):
+            assert_same(row[None], fresh(context, [*text, *path]))
+        accepted = [*text, 92, 94, 95]  # a branch
+        assert_same(session.score(accepted), fresh(context, accepted))
+        again = session.score([*accepted, 96], tree, parents).copy()
+        assert_same(again[-1:], fresh(context, [*accepted, 96, 92, 94]))
+
+
+def test_a_saved_text_with_images_goes_on(
+    context: Context, texts: tuple[list[int], list[int]]
+) -> None:
+    session, text = LlamaSession(context), texts[0]
+    session.score(text)
+    saved = session.save(text)
+    session.forget()
+    session.restore(saved)
+    assert session.n_common(text) == len(text)
+    longer = [*text, 90, 91]
+    assert_same(session.score(longer), fresh(context, longer))
+
+
+def test_sequences_share_cells_of_images(
+    context: Context, texts: tuple[list[int], list[int]]
+) -> None:
+    if not context.can_share_passes:
+        pytest.skip("its sequences share no cells")
+    one, two = LlamaSession(context), LlamaSession(context, 1)
+    one.score(texts[0])
+    two.borrow(0, texts[1])
+    assert two.n_common(texts[1]) == departs_at(texts[0])
+    rows = two.score(texts[1]).copy()
+    one.forget()
+    assert_same(rows, one.score(texts[1]))
+
+
+def test_a_draft_model_reads_the_text_without_its_images(
+    loaded: Loaded, context: Context, texts: tuple[list[int], list[int]]
+) -> None:
+    model, _ = loaded
+    with closing(plain_context(model, n_ctx=256, n_rows=8)) as plain:
+        session = LlamaSession(plain, drafts=True, skips_images=True)
+        for text in (*texts, texts[0]):
+            assert_same(session.score(text), fresh(context, without_images(text)))
+
+
+def test_cells_tell_images_apart_and_say_where_they_end() -> None:
+    one, two = cells_of(b"one", 5, 5), cells_of(b"two", 5, 3)
+    assert max(*one, *two) < 0
+    assert cells_of(b"one", 5, 5) == one
+    assert not {*one} & {*two}
+    assert images_in([1, *one, *two, 2, *one]) == [one, two, one]
+    assert list(without_images([1, *one, 2])) == [1, 2]
+
+
+def test_an_image_that_is_not_kept_any_more_is_refused(loaded: Loaded) -> None:
+    _, projector = loaded
+    with pytest.raises(PromptError, match="render the messages with the image again"):
+        projector.encode([1, *cells_of(b"unknown", 4, 4), 2])
+
+
+def test_an_image_is_encoded_once(loaded: Loaded) -> None:
+    _, projector = loaded
+    before = projector.n_encoded
+    tokens = projector.read(png(24, 24, seed=9))
+    assert projector.n_encoded == before
+    for _ in range(3):
+        assert projector.read(png(24, 24, seed=9)) == tokens
+        projector.encode([1, *tokens, 2])
+    assert projector.n_encoded == before + 1
+
+
+def test_a_projector_for_another_width_is_refused(tmp_path: Path) -> None:
+    with closing(Model(tiny_projectors.tiny.write_llama(tmp_path / "m.gguf", n_embd=64))) as model:
+        file = tiny_projectors.write_llava(tmp_path / "mmproj.gguf")
+        with pytest.raises(ModelError, match="not made for"):
+            Projector(file, model, n_threads=1)
+        with pytest.raises(ModelError, match="is not a projector"):
+            Projector(model.path, model, n_threads=1)
