@@ -138,7 +138,7 @@ def _load(task: Mapping[str, Any], options: CheckedOptions, progress: LoadProgre
     settings = dict(task["load"])
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
-    settings = {"cache_ram": 0, **settings, "progress": progress}
+    settings = {"cache_ram": 0, "mmproj_auto": False, **settings, "progress": progress}
     engine = load(task["target"], task["draft"], **settings)
     engine.check(options)  # errors before any prompt
     return engine

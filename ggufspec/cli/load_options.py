@@ -122,6 +122,7 @@ _SETTINGS: dict[Callable[[str, Any], Any], dict[str, Any]] = {
     adapters_of: {"multiple": True, "callback": _adapters},
     addresses: {"callback": _servers},
     key_overrides_of: {"multiple": True, "callback": _parts},
+    validate.path: {"type": _FILES},
     validate.paths: {"type": _FILES, "multiple": True},
     validate.positive: {"type": POSITIVE},
     validate.shares: {"callback": _shares},

@@ -16,6 +16,7 @@ from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.drafting import profile_store
 from ggufspec.engine import session_file
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
+from ggufspec.engine.images import Images
 from ggufspec.engine.infill import InfillOptions, infill_prompt
 from ggufspec.engine.options import CheckedOptions, FileSampling, GenerateOptions
 from ggufspec.engine.pair import Pair
@@ -30,6 +31,7 @@ from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
 from ggufspec.llama import kernels as llama_kernels
 from ggufspec.llama.devices import n_threads_most
+from ggufspec.llama.image_cells import without_images
 from ggufspec.llama.vocab import Vocab, check_tokens
 
 T = TypeVar("T")
@@ -109,7 +111,10 @@ class Engine:
         continue_final_message: bool = False,
         **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """Answer messages of {"role": ..., "content": ...} with the chat template: see `render`."""
+        """Answer messages of {"role": ..., "content": ...} with the chat template: see `render`.
+
+        A content may be a list of {"type": "text", "text": ...} and {"type": "image", "path": ...}.
+        """
         prompt = self.render(
             messages,
             tools=tools,
@@ -201,13 +206,16 @@ class Engine:
                 "Use a plain prompt (without --chat and --system; over HTTP, /v1/completions), or "
                 "a template of your own: --chat-template-file; in Python load(chat_template=...)"
             )
+        images = Images(messages, self.pair.target)
         text = used.render(
-            messages,
+            images.messages,
             tools=tools,
             variables=variables,
             continue_final_message=continue_final_message,
         )
         has_bos = bool(used.bos_text) and text.startswith(used.bos_text)
+        if images:
+            return images.tokens(text, has_bos=has_bos)
         return vocab.tokenize(text, add_special=not has_bos, parse_special=True)
 
     def infill_prompt(self, prefix: str, suffix: str, **how: Unpack[InfillOptions]) -> list[int]:
@@ -245,7 +253,9 @@ class Engine:
                     tokens = [validate.whole("a token of the prompt", each) for each in tokens]
                 except OptionError as error:
                     raise PromptError(str(error)) from error
-            check_tokens(tokens, self.vocab)
+            projector = self.pair.target.projector
+            has_images = projector is not None and projector.check(tokens) > 0
+            check_tokens(without_images(tokens) if has_images else tokens, self.vocab)
         if not tokens:
             why = ", and the model has no token for the beginning of a text" if prompt == "" else ""
             raise PromptError(f"the prompt is empty{why}; give at least one character or token")
@@ -276,6 +286,7 @@ class Engine:
         tokens = self.tokenize(prompt)  # type: ignore[arg-type]
         if len(tokens) < 2:
             raise PromptError("a text of one token is read at once; save a longer one")
+        images = self.pair.encoded_images(tokens)  # are known while it is referred to
 
         def save() -> CachedText | None:
             with self.pair.slots.lent(tokens) as slot:
@@ -286,6 +297,7 @@ class Engine:
 
         text = self.run(save)
         assert text is not None
+        del images
         return session_file.write(file, text, self.pair.text_keys)
 
     def restore(self, path: str | Path) -> SessionFacts:

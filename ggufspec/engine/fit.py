@@ -25,6 +25,7 @@ from ggufspec.models.head_facts import HeadFacts
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model
 from ggufspec.models.key_overrides import with_key_overrides
+from ggufspec.models.projectors import projector_bytes
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of, with_kept
 from ggufspec.placement.memory import n_rollback
 from ggufspec.placement.overrides import Overrides, check_buffers, check_patterns, on_cpu, stays
@@ -57,6 +58,8 @@ class Fit:
         header = with_key_overrides(header, options.override_kv)
         self.file_sampling = file_sampling(header.values)
         adapted = with_adapters(header, options.lora)
+        projector = options.projector
+        self._n_projector = projector_bytes(projector) if projector is not None else 0
         self._target = _kept(shape_of(adapted), adapted, options.overrides)
         if options.overrides is not None:
             n_kept = self._target.n_layers if options.overrides else 0
@@ -209,8 +212,14 @@ class Fit:
         return with_measured_speeds(machine, self._target.n_bytes) if is_known else machine
 
     def _machine(self, share: float = 1.0) -> Machine:
-        left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._known.gpus)
-        return replace(self._known, gpus=left, n_host_free=free_memory())
+        left = [replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._known.gpus]
+        n_host = free_memory()
+        local = next((i for i, gpu in enumerate(left) if not gpu.is_remote), None)
+        if local is not None:
+            left[local] = replace(left[local], n_free=left[local].n_free - self._n_projector)
+        elif n_host is not None:
+            n_host -= self._n_projector
+        return replace(self._known, gpus=tuple(left), n_host_free=n_host)
 
     def _wishes(self) -> PlacementOptions:
         options = self._options

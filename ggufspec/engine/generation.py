@@ -63,7 +63,7 @@ class Generation:
         self._policy, self._policy_of_draft = self._policies(drafter_name, has_stage=has_stage)
         # No constraint or bans, whose state counts from the prompt on, and no coins by position.
         can_shift = text.sampling.constraint is None and not options.banned_strings
-        can_shift = can_shift and not pair.is_exact
+        can_shift = can_shift and not (pair.is_exact or text.images)
         n_ctx = pair.target.n_ctx
         self._room = Room(options, n_prompt=self.n_prompt, n_ctx=n_ctx, can_shift=can_shift)
         self._text_stream = TextStream(

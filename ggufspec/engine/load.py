@@ -21,7 +21,7 @@ from ggufspec.engine.fit import Fit
 from ggufspec.engine.load_options import LoadOptions
 from ggufspec.engine.pair import Pair, add_texts
 from ggufspec.engine.prompt_cache import n_cache_bytes
-from ggufspec.errors import OutOfMemoryError
+from ggufspec.errors import ModelError, OutOfMemoryError
 from ggufspec.llama import kernels
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_checks import check_exact, check_room
@@ -29,6 +29,7 @@ from ggufspec.llama.context_options import ContextOptions, default_attention
 from ggufspec.llama.head import Head
 from ggufspec.llama.kernel_offer import Placed
 from ggufspec.llama.model import Model, usable_devices
+from ggufspec.llama.projector import Projector
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.vocab_map import VocabMap, map_of
@@ -154,6 +155,10 @@ def _load(
             context = Context(model, its_settings, link=link, pools=next(pools, None))
             contexts.append(stack.enter_context(closing(context)))
             check_room(context)
+        projector, about = _load_projector(options, contexts[0], contexts[1] if head else None)
+        if projector is not None:
+            stack.enter_context(closing(projector))
+        reasons += [about] if about else []
         if options.exact:
             check_exact(contexts[0])
         draft = contexts[1] if contexts[1:] else None
@@ -320,3 +325,23 @@ def _profile(
 
 def _usual(options: LoadOptions) -> UsualText | None:
     return UsualText(*options.usual_text) if options.usual_text else None
+
+
+def _load_projector(
+    options: LoadOptions, target: Context, head: Context | None
+) -> tuple[Projector | None, str | None]:
+    """The projector of the target, if there is one, and a line about it. The caller closes it.
+
+    Raises ModelError for one that was named and cannot be used.
+    """
+    if (path := options.projector) is None:
+        return None, None
+    try:
+        projector = Projector(path, target.model, n_threads=target.n_threads)
+    except ModelError as error:
+        if options.mmproj is not None:
+            raise
+        return None, f"{path.name} is not used: {error}"
+    for context in filter(None, (target, head)):
+        context.projector, context.native.has_images = projector, True
+    return projector, f"{target.model.path.name} reads images with {path.name}"

@@ -21,6 +21,7 @@ from ggufspec.models.key_overrides import (
     key_overrides_of,
     rope_of,
 )
+from ggufspec.models.projectors import projector_beside
 from ggufspec.placement.overrides import ALL, Overrides, overrides_of
 from ggufspec.placement.rpc_address import Address, addresses
 
@@ -190,6 +191,12 @@ class LoadOptions:
         "several times.  [default of SCALE: 1]", metavar=_ADAPTERS, section="Models")
     lora_draft: tuple[Adapter, ...] = _option((), adapters_of, "--lora-draft",
         "LoRA adapters of a draft model, as for --lora.", metavar=_ADAPTERS, section="Models")
+    mmproj: Path | None = _option(None, validate.path, "-mm --mmproj $LLAMA_ARG_MMPROJ",  # noqa: RUF009
+        "Projector (GGUF) of the target, which then reads images.  [default: a file with mmproj in "
+        "its name beside the target]", metavar="FILE", section="Models", commands="chats")
+    mmproj_auto: bool = _option(True, validate.switch,
+        "--mmproj-auto/--no-mmproj $LLAMA_ARG_MMPROJ_AUTO",
+        "Use a projector that lies beside the target.", section="Models", commands="chats")
     chat_template: str | None = _option(None, validate.text,
         "--chat-template-file | --chat-template $LLAMA_ARG_CHAT_TEMPLATE_FILE",
         "Chat template (Jinja) to use instead of the target's own.", metavar="FILE",
@@ -250,6 +257,11 @@ class LoadOptions:
                 "_draft", made.override_tensor_draft, made.n_cpu_moe_draft, made.n_cpu_ffn_draft
             ),
         )
+
+    @property
+    def projector(self) -> Path | None:
+        """The file of the projector to load."""
+        return self.mmproj or (projector_beside(self.target) if self.mmproj_auto else None)
 
     @property
     def rope(self) -> Rope:

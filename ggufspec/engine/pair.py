@@ -19,9 +19,11 @@ from ggufspec.drafting.strategies.ngram import TextStore
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.prompt_cache import PromptCache
 from ggufspec.engine.slots import Slots
-from ggufspec.errors import ClosedError, OptionError
+from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head
+from ggufspec.llama.image_cells import images_in
+from ggufspec.llama.projector import Encoded
 from ggufspec.llama.saved_text import text_key
 from ggufspec.llama.vocab import Vocab
 from ggufspec.llama.vocab_map import VocabMap
@@ -106,6 +108,20 @@ class Pair:
         """The target's vocabulary. Raises ClosedError."""
         self.check_open()
         return self.target.model.vocab
+
+    def encoded_images(self, tokens: Sequence[int]) -> Sequence[Encoded]:
+        """The images of a prompt, encoded in this thread. Raises PromptError."""
+        if (projector := self.target.projector) is None:
+            return ()
+        n_batch = self.target.n_batch
+        for cells in images_in(tokens):
+            is_one = self.head is not None or not projector.is_causal
+            if is_one and len(cells) > n_batch:
+                raise PromptError(
+                    f"an image takes {len(cells):,} tokens, but a batch has {n_batch:,}, and this "
+                    "model reads it in one; load with a larger one (n_batch, -b)"
+                )
+        return projector.encode(tokens)
 
     @property
     def contexts(self) -> list[Context]:

@@ -158,6 +158,8 @@ class Passes:
             return ()
         if len({each.session.sequence for each, _ in asks}) < len(asks):
             return ()  # more generations than slots
+        if any(ask.n_read and ask.tokens[-1] < 0 for _, ask in asks):
+            return ()  # an image has a pass of its own
         try:
             parts = [
                 BatchPart(generation.session.sequence, *generation.session.prepare(*ask[:4]))

@@ -19,6 +19,7 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.reasoning import ReasoningMarks
 from ggufspec.errors import OptionError
+from ggufspec.llama.projector import Encoded
 
 # A prompt that is k tokens shorter goes first if it arrives less than k times this many seconds
 # later. A large model on a CPU takes about this long for a token.
@@ -55,6 +56,7 @@ class PreparedText:
     n_top: int | None = None  # this and the next two: see Reported
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
     is_sampled: bool = False
+    images: Sequence[Encoded] = ()  # of the prompt
 
 
 def prepared(
@@ -96,5 +98,6 @@ def prepared(
         () if options.context_shift else reading_order(tokens, pair.vocab.infill_tokens),
         seed,
         perf_counter() + _SECONDS_OVERTAKEN * len(tokens),
+        images=pair.encoded_images(tokens),
         **reported,
     )

@@ -10,6 +10,7 @@ from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.pair import Pair
 from ggufspec.errors import DecodeError
+from ggufspec.llama.image_cells import images_in
 from ggufspec.llama.session import LlamaSession, Piece, SlotSession
 
 # Yields an Ask and, after its answer, None; also None for pieces that only a draft processes.
@@ -84,7 +85,8 @@ class Reading:
         is_shared = may_share and self._pair.target.reads_trees and not (drafts or self._is_all)
         beside = drafts.get("draft") if self._pair.are_apart else None
         while piece := target.piece(tokens, self.n_most):
-            if is_shared and piece.n_unread < self.n_most:
+            is_last = piece.n_unread < self.n_most and not images_in(tokens[-piece.n_unread :])
+            if is_shared and is_last:
                 self.n_left = piece.n_unread
                 return
             if beside is not None:

@@ -249,5 +249,7 @@ def _draft_session(
     if draft is None:
         return None
     if vocab_map is None:
-        return LlamaSession(draft, sequence, n_vocab=target.n_vocab, drafts=True)
+        skips = target.projector is not None
+        n_vocab = target.n_vocab
+        return LlamaSession(draft, sequence, n_vocab=n_vocab, drafts=True, skips_images=skips)
     return MappedSession(LlamaSession(draft, sequence, drafts=True), vocab_map)

@@ -16,6 +16,7 @@ from ggufspec.drafting.strategies.ngram import Continuation, NgramIndex, Origin
 LENGTH_MOST = 32
 SOURCES_MOST = 32
 OLDER = 0.85
+OTHER = 10**6  # a token that no run has
 
 
 def index() -> Ngrams:
@@ -184,8 +185,8 @@ def rounds(
     rng = np.random.default_rng(seed)
     for i in range(n):
         run = [10 * i + j for j in range(length)]
-        prediction = ngram_index.predict([*run, -1, *run], 1)
-        assert prediction.tokens == [-1]
+        prediction = ngram_index.predict([*run, OTHER, *run], 1)
+        assert prediction.tokens == [OTHER]
         ngram_index.observe(int(rng.random() < truth), 1)
     return prediction
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import takewhile
 from typing import NamedTuple
 
 from ggufspec import _native
@@ -69,6 +70,9 @@ class NgramIndex:
             self._prediction = ()
         self._ngrams.update(tokens)  # type: ignore[arg-type]
         found, probs, _, _, origin = self._ngrams.predict(n_max)
+        if found and min(found) < 0:  # cells of an image, which no model writes
+            found = [*takewhile(lambda token: token >= 0, found)]
+            probs = probs[: len(found)]
         return Continuation(found, probs, Origin(origin))
 
     def observe(self, n_accepted: int, n_tried: int) -> None:
@@ -94,7 +98,8 @@ class TextStore:
     def add_written(self, tokens: Sequence[int], n_prompt: int) -> None:
         first = max(n_prompt - constants.NGRAM_MATCHED, len(tokens) - self._n_remembered + 1, 0)
         if len(tokens) > max(first, n_prompt):
-            self._written.add(array("i", tokens[first:]))  # type: ignore[arg-type]
+            written = array("i", [token for token in tokens[first:] if token >= 0])
+            self._written.add(written)  # type: ignore[arg-type]
             self._written.drop(self._n_remembered)
 
     def texts(self, *, repeats: bool) -> list[_native.SortedTexts]:

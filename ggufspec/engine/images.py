@@ -1,0 +1,133 @@
+"""Takes the images out of messages, and puts their tokens into the prompt."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ggufspec.common.image_files import MOST_BYTES, check_image, check_number
+from ggufspec.common.reading import read_file
+from ggufspec.engine.template_probe import Message
+from ggufspec.errors import PromptError
+from ggufspec.llama.context import Context
+
+_KINDS = ("image", "image_url")
+
+
+class Images:
+    """The images of a conversation, by marks in the texts of its messages.
+
+    The marks are random, so that no text of a message has them.
+    """
+
+    def __init__(self, messages: Sequence[Message], target: Context) -> None:
+        """Raises PromptError for a file that is no image, and if the target reads none."""
+        self._mark = f"<__image_{secrets.token_hex(8)}"
+        self._files: list[bytes] = []
+        self.messages: Sequence[Message] = messages
+        self._vocab, self._projector = target.model.vocab, target.projector
+        given = messages if isinstance(messages, Sequence) else ()  # others are refused later
+        n_images = sum(is_image(part) for each in given for part in _parts(each))
+        check_number(n_images)
+        if n_images and self._projector is None:
+            raise PromptError(
+                "this model reads no images: no projector was loaded; name its file (mmproj, -mm), "
+                "or leave the images out"
+            )
+        if n_images:
+            self.messages = [self._marked(message) for message in messages]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def tokens(self, text: str, *, has_bos: bool) -> list[int]:
+        """The tokens of a rendered conversation. Raises PromptError."""
+        vocab, projector = self._vocab, self._projector
+        assert projector is not None
+        parts = re.split(f"{re.escape(self._mark)}_([0-9]+)__>", text)
+        if sorted(map(int, parts[1::2])) != [*range(len(self._files))]:
+            raise PromptError(
+                "the chat template does not write each image once; leave out images in these "
+                "messages, or use another template (--chat-template-file)"
+            )
+        found: list[int] = []
+        for i, part in enumerate(parts):
+            if i % 2:
+                found += projector.read(self._files[int(part)])
+            elif part or not i:
+                found += vocab.tokenize(part, add_special=not (i or has_bos), parse_special=True)
+        if found and found[-1] < 0:
+            raise PromptError("the prompt ends with an image; put a text behind it")
+        return found
+
+    def _marked(self, message: Message) -> Message:
+        parts = _parts(message)
+        if not any(map(is_image, parts)):
+            return message
+        text, is_after_image = "", True
+        for part in parts:
+            if is_image(part):
+                self._files.append(data := bytes_of(part))
+                check_image(data)
+                text += f"{self._mark}_{len(self._files) - 1}__>"
+            elif isinstance(said := part.get("text"), str):
+                text += said if is_after_image else f"\n{said}"
+            else:
+                raise PromptError(f"a part of a message has neither text nor image: {part!r:.80}")
+            is_after_image = is_image(part)
+        return {**message, "content": text}
+
+
+def with_images(message: Message, paths: Sequence[Path]) -> Message:
+    """A message whose text is about the images in these files, which stand before it."""
+    if not paths:
+        return message
+    images = [{"type": "image", "path": str(path)} for path in paths]
+    return {**message, "content": [*images, {"type": "text", "text": message["content"]}]}
+
+
+def is_image(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in _KINDS
+
+
+def bytes_of(part: Mapping[str, Any]) -> bytes:
+    """The file of an image in a message.
+
+    Of {"type": "image", "path": ...} or "data": bytes, and OpenAI's {"type": "image_url",
+    "image_url": {"url": "data:..."}}. Raises PromptError.
+    """
+    if (path := part.get("path")) is not None:
+        return read_file(Path(path), "the image", PromptError)
+    if isinstance(data := part.get("data"), bytes):
+        return data
+    url = part.get("image_url")
+    if isinstance(url, Mapping):
+        url = url.get("url")
+    if not isinstance(url, str):
+        raise PromptError(
+            'an image needs a file: {"type": "image", "path": ...}, or {"type": "image_url", '
+            '"image_url": {"url": "data:image/png;base64,..."}}'
+        )
+    kind, comma, encoded = url.partition(",")
+    if not (kind.startswith("data:") and kind.endswith(";base64") and comma):
+        raise PromptError(
+            f"the URL of an image begins with {url[:20]!r}; send the image itself, as "
+            "data:image/png;base64,..."
+        )
+    if len(encoded) > MOST_BYTES * 4 // 3 + 4:
+        raise PromptError(f"an image has more than {MOST_BYTES // 2**20} MiB; make it smaller")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PromptError(f"an image is not valid base64: {error}") from error
+
+
+def _parts(message: Message) -> list[Mapping[str, Any]]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = content if isinstance(content, list) else []
+    return [part for part in parts if isinstance(part, Mapping)]
