@@ -64,5 +64,6 @@ SERVE_SLOTS: Final = 4  # concurrent texts
 SERVE_QUEUE: Final = 32  # waiting requests
 SERVE_TIMEOUT: Final = 600.0  # seconds for a request
 SERVE_BODY: Final = 2**20  # maximum bytes of a request
+SERVE_BODY_IMAGES: Final = 2**26  # the same, of a model that reads images
 SERVE_GRACE: Final = 10.0  # seconds for running requests at shutdown
 SERVE_KEEP_ALIVE: Final = "5m"  # of one of several models, after its last request; as in Ollama

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.images import Images
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.reasoning import begun_in, reasoning_after
@@ -18,6 +19,7 @@ from ggufspec.server.formats.chat_format import format_of
 from ggufspec.server.formats.deltas import ChatParser
 from ggufspec.server.formats.grammar import GrammarMaker
 from ggufspec.server.prompts import Prompt, echo_of, prompts_of
+from ggufspec.server.remote_images import with_images
 from ggufspec.server.schema import (
     AdapterScale,
     ChatMessage,
@@ -71,7 +73,7 @@ def parse_request(
     n, n_top, echoed, plan = body.n or 1, None, None, AnswerPlan()
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
-        conversation = _conversation_of(body, engine)
+        conversation = _conversation_of(body, engine, server)
         if body.top_logprobs and not body.logprobs:
             raise OptionError("top_logprobs needs 'logprobs': true")
         prompt = engine.render(**conversation)
@@ -128,20 +130,22 @@ def parse_request(
     )
 
 
-def applied_template(body: ChatRequest, engine: Engine) -> str:
+def applied_template(body: ChatRequest, engine: Engine, server: ServerOptions) -> str:
     """A conversation as text, up to where the answer begins. Raises PromptError, OptionError."""
-    conversation = _conversation_of(body, engine)
+    conversation = _conversation_of(body, engine, server)
     assert engine.chat_template is not None
+    conversation["messages"] = Images(conversation["messages"], engine.pair.target).messages
     return engine.chat_template.render(**conversation)
 
 
-def _conversation_of(body: ChatRequest, engine: Engine) -> dict[str, Any]:
+def _conversation_of(body: ChatRequest, engine: Engine, server: ServerOptions) -> dict[str, Any]:
     """What the chat template needs. Raises PromptError, OptionError."""
     tools = _tools_of(body, engine)
     if engine.chat_template is None:
         raise PromptError("this model has no chat template; use /v1/completions")
+    messages = [_for_template(message) for message in body.messages]
     return {
-        "messages": [_for_template(message) for message in body.messages],
+        "messages": with_images(messages, may_fetch=server.allow_remote_images),
         "tools": tools,
         "variables": _variables_of(body),
         "continue_final_message": _continues_final_message(body),

@@ -77,7 +77,7 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
     @router.post("/apply-template")
     async def apply_template(body: schema.ChatRequest) -> Response:
         """Write a conversation with the chat template, as llama.cpp's server does."""
-        prompt = await run_in_threadpool(applied_template, body, service.engine)
+        prompt = await run_in_threadpool(applied_template, body, service.engine, service.options)
         return JSONResponse({"prompt": prompt})
 
     @router.get("/tokenizer_info")
@@ -220,7 +220,7 @@ def _properties(service: Service) -> dict[str, Any]:
         "model_path": engine.pair.target.model.path.name,
         **texts,
         "chat_template": texts["chat_template"] or "",
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": engine.pair.target.projector is not None, "audio": False},
         "build_info": FINGERPRINT,
     }
 

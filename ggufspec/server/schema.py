@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from ggufspec.decoding.sampling_options import INT_MAX, NUMBERS, SAMPLER_LETTERS
 from ggufspec.engine.options import MAX_INDENT
-from ggufspec.server import fields
+from ggufspec.server.parts import Body as Body
+from ggufspec.server.parts import Parts, TextParts
+from ggufspec.server.parts import joined as joined
 
 N_STOPS = 1000
 N_CHOICES = 16
@@ -29,7 +28,7 @@ N_TOP_LOGPROBS = 20
 N_TOP_PROBS = 100
 N_PROMPTS = 64
 N_ADAPTERS = 1000
-N_MESSAGES = N_PARTS = 5000  # a thousand take some milliseconds of processor time
+N_MESSAGES = 5000  # a thousand take some milliseconds of processor time
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 MaxTokens = Annotated[int | None, Field(ge=-2, le=2**31)]
@@ -74,18 +73,6 @@ _Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 _Stops = Annotated[list[_Stop], Field(max_length=N_STOPS)]
 Stops = Annotated[_Stops | None, BeforeValidator(_without_empty)]
 _StopOrStops = Annotated[_Stop | _Stops | None, BeforeValidator(_without_empty)]
-
-
-class Body(BaseModel):
-    """An object that refuses unknown fields, except fields without effect (see fields.toml)."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    kinds: ClassVar[tuple[str, ...]] = ()  # keys in fields.toml
-
-    @model_validator(mode="before")
-    @classmethod
-    def _given(cls, data: object) -> object:
-        return fields.given(data, cls.kinds, cls.model_fields) if isinstance(data, dict) else data
 
 
 class StreamOptions(Body):
@@ -274,24 +261,6 @@ class CompletionRequest(GenerationBody):
     add_special_tokens: bool = Field(True, description="Begin with the BOS token.")
 
 
-class TextPart(Body):
-    """Part of a message; only text is supported."""
-
-    kinds = ("messages",)
-    type: Literal["text"]
-    text: str
-
-
-Parts = Annotated[list[TextPart], Field(max_length=N_PARTS)]
-
-
-def joined(content: str | list[TextPart] | None, separator: str) -> str:
-    """The text of a message's content, its parts joined."""
-    if isinstance(content, list):
-        return separator.join(part.text for part in content)
-    return content or ""
-
-
 class CalledFunction(Body):
     """The name of a called function, and its arguments."""
 
@@ -371,7 +340,7 @@ class PredictedOutput(Body):
     """A text that the answer may repeat, such as a file before an edit."""
 
     type: Literal["content"]
-    content: str | Parts
+    content: str | TextParts
 
 
 class ChatRequest(GenerationBody):

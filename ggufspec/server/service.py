@@ -38,6 +38,7 @@ class ServerOptions:
     body_seconds: float = 30.0
     keep_alive: float = 5.0
     slot_folder: Path | None = None
+    allow_remote_images: bool = False  # requests may name images by address
     suffix_first: bool = False  # in prompts for the text between two others
     defaults: GenerateOptions = field(default_factory=lambda: GenerateOptions())
 

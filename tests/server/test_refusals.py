@@ -93,8 +93,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [of("oracle", "hi")]}, "messages.0.role is 'oracle'; it must be 'system'"),
         ({"messages": [of("user", None)]}, "messages.0.content: only contents of"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0.type is 'image_url'; it must be 'text'",
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages.0.content.0: parts of type 'input_audio' are not supported",
         ),
         (
             {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": []}}]},
@@ -141,8 +141,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             "tool_choice names 'x', but 'tools' has only weather",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages.0.content.0: blocks of type 'image' are not supported",
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+            "messages.0.content.0: blocks of type 'document' are not supported",
         ),
         (
             {"messages": [of("user", {"type": "tool_result", "tool_use_id": "1"}, CALLED)]},
@@ -153,8 +153,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"input": [{"type": "mcp_call"}]}, "input.0: items of type 'mcp_call' are not supported"),
         ({"input": []}, "'input' is empty; send a text, or items"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input.0.message.content.0: parts of type 'input_image' are not supported",
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+            "input.0.message.content.0: parts of type 'input_file' are not supported",
         ),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input: item_reference names 'x'"),
         ({"previous_response_id": "resp_x"}, "there is no response 'resp_x'"),
@@ -174,7 +174,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"n": 2}, "n is 2; this API has one answer: leave it out"),
     ],
     "/api/chat": [
-        ({"messages": [{**HELLO[0], "images": ["x"]}]}, "messages.0.images: is not supported"),
+        ({"messages": [{**HELLO[0], "images": ["x"]}]}, "this model reads no images: "),
     ],
     "/api/generate": [
         ({"options": {"mirostat": 3}}, "options.mirostat is 3; it must be less than or equal to 2"),

@@ -17,11 +17,11 @@ from ggufspec.server.dialects.shared import (
     Part,
     Step,
     as_chat,
-    of_type,
     thinking_variables,
 )
 from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.events import ChoiceEvent, ParsedRequest
+from ggufspec.server.parts import encoded_image, image_part, of_type
 from ggufspec.server.schema import Body, ChatRequest, GenerationBody, Stops
 
 # Claude Code's first block changes with each request, so it would keep the cache from being used.
@@ -50,6 +50,23 @@ class TextBlock(Body):
     text: str
 
 
+class ImageSource(Body):
+    """The file of an image, in base64, or its address."""
+
+    kinds = ("images",)
+    type: Literal["base64", "url"]
+    data: str = ""
+    url: str = ""
+
+
+class ImageBlock(Body):
+    """An image."""
+
+    kinds = ("blocks",)
+    type: Literal["image"]
+    source: ImageSource
+
+
 class ThinkingBlock(Body):
     """Reasoning of an earlier answer; the model does not see it if it is redacted."""
 
@@ -71,6 +88,12 @@ class ToolUseBlock(Body):
 
 
 TextBlocks = list[Annotated[TextBlock, of_type("blocks", "text")]]
+ResultBlocks = list[
+    Annotated[
+        Annotated[TextBlock | ImageBlock, Field(discriminator="type")],
+        of_type("blocks", "text", "image"),
+    ]
+]
 
 
 class ToolResultBlock(Body):
@@ -79,16 +102,18 @@ class ToolResultBlock(Body):
     kinds = ("blocks",)
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | TextBlocks | None = None
+    content: str | ResultBlocks | None = None
     is_error: bool = Field(False, description='The result begins with "Error: ".')
 
 
 AnyBlock = Annotated[
     Annotated[
-        TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
+        TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
         Field(discriminator="type"),
     ],
-    of_type("blocks", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    of_type(
+        "blocks", "text", "image", *("thinking", "redacted_thinking", "tool_use", "tool_result")
+    ),
 ]
 
 
@@ -250,17 +275,33 @@ def _from_client(turns: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[dict[st
     """Yields tool results first: templates allow no other text between a call and its result."""
     results = [each for _, blocks in turns for each in blocks if each.type == "tool_result"]
     for each in results:
-        text = _lines(_blocks(each.content or ""))
-        text = f"Error: {text}" if each.is_error else text
-        yield {"role": "tool", "tool_call_id": each.tool_use_id, "content": text}
+        content = _content(_blocks(each.content or ""))
+        if each.is_error:
+            error = {"type": "text", "text": "Error: "}
+            content = f"Error: {content}" if isinstance(content, str) else [error, *content]
+        yield {"role": "tool", "tool_call_id": each.tool_use_id, "content": content}
     for role, together in groupby(turns, key=lambda turn: turn[0]):
-        text = _lines([block for _, blocks in together for block in blocks])
-        if text or not results:
-            yield {"role": role, "content": text}
+        content = _content([block for _, blocks in together for block in blocks])
+        if content or not results:
+            yield {"role": role, "content": content}
 
 
 def _blocks(content: str | Sequence[Any]) -> Sequence[Any]:
     return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+
+
+def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
+    """The texts as one; with images, all parts."""
+    if not any(isinstance(block, ImageBlock) for block in blocks):
+        return _lines(blocks)
+    found = []
+    for block in blocks:
+        if block.type == "text":
+            found.append({"type": "text", "text": block.text})
+        elif isinstance(block, ImageBlock):
+            of = block.source
+            found.append(image_part(of.url) if of.type == "url" else encoded_image(of.data))
+    return found
 
 
 def _lines(blocks: Sequence[Any], separator: str = "\n") -> str:

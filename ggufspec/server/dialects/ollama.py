@@ -14,6 +14,7 @@ from ggufspec.server.dialects.shared import JSON_LINES, Answer, as_chat, thinkin
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceEvent, ParsedRequest
 from ggufspec.server.formats.chat_format import format_of
+from ggufspec.server.parts import encoded_image
 
 VERSION = "0.12.0"  # of the API: clients check it before they use tools and reasoning
 
@@ -28,6 +29,13 @@ class OllamaMessage(schema.ChatMessage):
     """One message of a conversation."""
 
     kinds = ("messages", "ollama", "ollama_messages")
+    images: list[str] | None = Field(None, description="Files in base64.")
+
+    def with_images(self) -> schema.ChatMessage:
+        if not self.images:
+            return self
+        made = self.model_dump(exclude={"images"}, exclude_none=True)
+        return schema.ChatMessage(**made | {"content": _content(self.text, self.images)})
 
 
 class OllamaRequest(schema.Body):
@@ -37,6 +45,7 @@ class OllamaRequest(schema.Body):
     model: str | None = Field(None, max_length=1000, description="Ignored: there is one model.")
     messages: list[OllamaMessage] | None = None
     prompt: str = ""
+    images: list[str] | None = Field(None, description="Files in base64, with a prompt.")
     system: str | None = Field(None, description="With a prompt.")
     suffix: str = Field("", description="The text is between the prompt and this one.")
     raw: bool = Field(False, description="true: the prompt is continued, without chat template.")
@@ -52,7 +61,8 @@ class OllamaRequest(schema.Body):
         system = [{"role": "system", "content": self.system}] if self.system else []
         return as_chat(
             self.options,
-            messages=self.messages or [*system, {"role": "user", "content": self.prompt}],
+            messages=[each.with_images() for each in self.messages or ()]
+            or [*system, {"role": "user", "content": _content(self.prompt, self.images)}],
             tools=self.tools,
             reasoning_effort=self.think if isinstance(self.think, str) else None,
             chat_template_kwargs=thinking_variables(self.think),
@@ -65,6 +75,13 @@ class OllamaRequest(schema.Body):
         names = chat.model_fields_set & schema.GenerationBody.model_fields.keys()
         made = {name: getattr(chat, name) for name in names}
         return schema.CompletionRequest(**made, prompt=self.prompt, suffix=self.suffix)
+
+
+def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
+    """The images stand before the text."""
+    if not images:
+        return text
+    return [*map(encoded_image, images), {"type": "text", "text": text}]
 
 
 class OllamaRenderer:
@@ -141,7 +158,11 @@ def described(engine: Engine, name: str, started_at: int) -> dict[str, Any]:
     model, template = engine.pair.target.model, engine.chat_template
     family, _, quantization = model.description.split(maxsplit=2)
     form = template and format_of(template)
-    abilities = {"tools": form and form.tools, "thinking": form and form.syntax.reasoning}
+    abilities = {
+        "tools": form and form.tools,
+        "thinking": form and form.syntax.reasoning,
+        "vision": engine.pair.target.projector,
+    }
     facts = ModelFacts(
         *(family, quantization, model.n_params, model.n_bytes, engine.n_ctx),
         template="" if template is None else template.source,

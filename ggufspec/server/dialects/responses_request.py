@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
 
 from ggufspec.server import schema
-from ggufspec.server.dialects.shared import Document, as_chat, of_type, thinking_variables
+from ggufspec.server.dialects.shared import Document, as_chat, thinking_variables
 from ggufspec.server.errors import ApiError
+from ggufspec.server.parts import image_part, of_type
 
 _LOGPROBS = "message.output_text.logprobs"
 N_RESPONSES = 1000
@@ -21,18 +22,32 @@ N_BYTES = 64 * 2**20  # size of their JSON, including the conversations before t
 class Item(schema.Body):
     """An item of a conversation, or a part of one."""
 
-    kinds = ("response_items",)
+    kinds: ClassVar[tuple[str, ...]] = ("response_items",)
 
 
 class TextContent(Item):
-    """A part of a message, of a result or of reasoning; only text is supported."""
+    """A part of a message, of a result or of reasoning."""
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
 
 
+class ImageContent(Item):
+    """An image of a message or a result."""
+
+    kinds = ("response_items", "images")
+    type: Literal["input_image"]
+    image_url: str
+
+
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _Texts = list[Annotated[TextContent, of_type("parts", *_TEXTS)]]
+_Parts = list[
+    Annotated[
+        Annotated[TextContent | ImageContent, Field(discriminator="type")],
+        of_type("parts", *_TEXTS, "input_image"),
+    ]
+]
 
 
 class MessageItem(Item):
@@ -40,7 +55,7 @@ class MessageItem(Item):
 
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | _Texts
+    content: str | _Parts
 
 
 class CallItem(Item):
@@ -57,7 +72,7 @@ class CallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | _Texts
+    output: str | _Parts
 
 
 class ReasoningItem(Item):
@@ -274,10 +289,14 @@ def _messages_of(items: Sequence[StoredItem], instructions: str | None) -> list[
         messages.append({"role": "system", "content": instructions})
     for item in items:
         if isinstance(item, CallOutputItem):
-            output = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+            output = {
+                "role": "tool",
+                "tool_call_id": item.call_id,
+                "content": _content(item.output),
+            }
             messages.append(output)
         elif isinstance(item, MessageItem) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _text(item.content)})
+            messages.append({"role": item.role, "content": _content(item.content)})
         else:
             _add_to_turn(messages, item)
     if not messages:
@@ -303,5 +322,19 @@ def _add_to_turn(
         last[name] = f"{last[name]}\n{text}" if name in last else text
 
 
-def _text(content: str | _Texts) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+def _text(content: str | Sequence[TextContent | ImageContent]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content if isinstance(part, TextContent))
+
+
+def _content(content: str | _Parts) -> str | list[dict[str, Any]]:
+    """The texts as one; with images, all parts."""
+    if isinstance(content, str) or not any(isinstance(part, ImageContent) for part in content):
+        return _text(content)
+    return [
+        image_part(part.image_url)
+        if isinstance(part, ImageContent)
+        else {"type": "text", "text": part.text}
+        for part in content
+    ]

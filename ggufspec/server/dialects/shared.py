@@ -10,8 +10,7 @@ from itertools import repeat
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import ValidationError
 
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.logprobs import Logprob, TokenLogprobs
@@ -51,26 +50,6 @@ def as_chat(body: GenerationBody, **fields: Any) -> ChatRequest:
     except ValidationError as error:
         found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
         raise RequestValidationError(found) from error
-
-
-def of_type(what: str, *types: str | None, default: str | None = None) -> BeforeValidator:
-    """Refuses objects of other types by name, before their fields; without a type: `default`."""
-
-    def check(value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        found = value.get("type", default)
-        if found not in types:
-            message = "{what} of type {found} are not supported; this server reads {types}"
-            facts = {
-                "what": what,
-                "found": repr(found)[:100],
-                "types": ", ".join(filter(None, types)),
-            }
-            raise PydanticCustomError("type_of_object", message, facts)
-        return {**value, "type": found}
-
-    return BeforeValidator(check)
 
 
 def thinking_variables(wanted: bool | str | None) -> dict[str, bool]:
