@@ -5,7 +5,7 @@ const lost = "the connection to the server was lost; send again";
 const prefix = "ggufspec:";    // of the browser's keys of conversations
 const slowest = 300;           // ms; a block that takes longer is shown as its source
 const DRAFTED = 1, THOUGHT = 2;  // bits of a piece's kind
-let conversation = null;       // {id, changed, exchanges}; an exchange: {mode, prompt, pieces, note, failed, plain}
+let conversation = null;       // {id, changed, exchanges}; an exchange: {mode, prompt, images, pieces, note, failed, plain}
 let answers = new Map();       // the element of each exchange's answer
 let running = null;            // an AbortController while a text is generated
 let editing = false;           // the next message replaces the last exchange
@@ -28,6 +28,7 @@ function show(exchange) {
   const chat = exchange.mode === "chat", frame = make(at("texts"), "article", "exchange");
   const turn = make(frame, "div", "turn");
   make(turn, "span", "role", chat ? "you" : "text");
+  showImages(turn, exchange.images);
   make(turn, chat ? "div" : "span", chat ? "prompt asked" : "prompt", exchange.prompt);
   if (chat) make(make(turn, "div", "controls"), "button", "edit of-last", "Edit");
   const answer = chat ? make(frame, "div", "turn") : turn;
@@ -271,15 +272,15 @@ function bodyOf(exchange, earlier, plain) {
   };
   if (exchange.mode === "text") return {...body, prompt: exchange.prompt};
   body.messages = earlier.filter((each) => each.mode === "chat" && written(each)).flatMap(
-    (each) => [{role: "user", content: each.prompt}, {role: "assistant", content: written(each)}]);
-  body.messages.push({role: "user", content: exchange.prompt});
+    (each) => [{role: "user", content: contentOf(each)}, {role: "assistant", content: written(each)}]);
+  body.messages.push({role: "user", content: contentOf(exchange)});
   return body;
 }
 
 // Asks after the first n exchanges of the conversation; the others are replaced, if there is an answer.
-async function ask(mode, prompt, n, again) {
+async function ask(mode, prompt, images, n, again) {
   const asked = conversation, before = asked.exchanges, plain = !at("speculative").checked;
-  const exchange = {mode, prompt, pieces: [], note: "", failed: false};
+  const exchange = {mode, prompt, images, pieces: [], note: "", failed: false};
   asked.exchanges = [...before.slice(0, n), exchange];
   draw();
   running = new AbortController();
@@ -301,7 +302,7 @@ async function ask(mode, prompt, n, again) {
     draw();
     make(at("texts"), "p", exchange.failed ? "note alarm" : "note", message);
     at("texts").scrollTop = at("texts").scrollHeight;
-    if (!again) { at("prompt").value ||= prompt; edit(n < before.length); }
+    if (!again) { at("prompt").value ||= prompt; setAttached(images); edit(n < before.length); }
   } else following(() => paint(exchange));
   focusPrompt();
 }
@@ -321,8 +322,9 @@ function setBusy(busy) {
 
 function edit(started) { editing = started; at("editing").hidden = !started; }
 
-function editLast({mode, prompt}) {
+function editLast({mode, prompt, images}) {
   edit(true);
+  setAttached(images);
   at("form-of").value = mode;
   at("prompt").value = prompt;
   at("prompt").focus();
@@ -348,7 +350,7 @@ at("form").addEventListener("submit", (submitted) => {
   if (mode === "chat") at("prompt").value = "";
   const n = conversation.exchanges.length - editing;
   edit(false);
-  ask(mode, prompt, n);
+  ask(mode, prompt, mode === "chat" ? takeAttached() : [], n);
 });
 at("texts").addEventListener("click", ({target}) => {
   const exchange = [...answers.keys()][[...at("texts").children].indexOf(target.closest(".exchange"))];
@@ -356,7 +358,7 @@ at("texts").addEventListener("click", ({target}) => {
   if (target.closest(".code") && names.contains("copy")) copy(target.closest(".code").querySelector("code").textContent, target);
   else if (names.contains("copy")) copy(written(exchange), target);
   else if (names.contains("edit")) editLast(exchange);
-  else if (names.contains("again") && !running) ask(exchange.mode, exchange.prompt, conversation.exchanges.length - 1, true);
+  else if (names.contains("again") && !running) ask(exchange.mode, exchange.prompt, exchange.images, conversation.exchanges.length - 1, true);
 });
 at("prompt").addEventListener("keydown", (pressed) => {
   if (pressed.key !== "Enter" || pressed.shiftKey || pressed.isComposing) return;
@@ -370,7 +372,7 @@ document.addEventListener("keydown", (pressed) => {
   else if (editing) at("keep").click();
 });
 at("stop").addEventListener("click", () => running && running.abort());
-at("keep").addEventListener("click", () => { edit(false); at("prompt").value = ""; });
+at("keep").addEventListener("click", () => { edit(false); setAttached([]); at("prompt").value = ""; });
 at("drafts").addEventListener("change", draw);
 at("menu").addEventListener("click", () => toggleList(!document.body.classList.contains("listed")));
 at("new").addEventListener("click", (clicked) => {
