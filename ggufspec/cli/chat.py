@@ -18,6 +18,7 @@ from ggufspec.cli.loading import PairOptions
 from ggufspec.cli.run import Run, generate, loaded, report
 from ggufspec.common.facts import counted, json_object, plain
 from ggufspec.common.files import check_writable, format_bytes, write_file
+from ggufspec.common.image_files import check_image
 from ggufspec.common.reading import read_text
 from ggufspec.errors import (
     GgufspecError,
@@ -35,6 +36,7 @@ _COMMANDS = {  # argument and help text of each command; Chat has a method for e
     "help": ("", "list the commands"),
     "system": ("TEXT", "replace the system message; without TEXT, remove it"),
     "file": ("PATH", "put the text of a file in the next message"),
+    "image": ("PATH", "put an image in the next message"),
     "undo": ("", "drop the last question and its answer"),
     "save": ("PATH", "write the chat, and the sampling options that were changed, to a file"),
     "load": ("PATH", "continue a chat that was saved"),
@@ -150,6 +152,7 @@ class Chat:
         self._color, self._verbose, self._has_stats = color, verbose, verbose
         self._messages: list[Message] = []
         self._files: list[str] = []  # texts of /file, for the next message
+        self._images: list[Path] = []  # of /image, for the next message
         self._last: Run | None = None
         self._system(system)
         options = text_settings.checked(settings)
@@ -173,9 +176,13 @@ class Chat:
 
     def _answer(self, text: str) -> Run:
         """Write the answer to a message, and add both to the chat. Raises as `take`."""
+        from ggufspec.engine.images import with_images
+
         content = "".join([*self._files, text])
+        question = with_images({"role": "user", "content": content}, self._images)
         self._files.clear()
-        messages: list[Message] = [*self._messages, {"role": "user", "content": content}]
+        self._images.clear()
+        messages: list[Message] = [*self._messages, question]
         seed = self._options.seed
         options = replace(self._options, seed=None if seed is None else seed + len(messages) // 2)
         while True:
@@ -222,6 +229,16 @@ class Chat:
         text = read_text(path, "the file")
         self._files.append(f"{path.name}:\n{text}\n\n")
         _say(f"{counted(len(text), 'character')} of {path} will be in the next message")
+
+    def _image(self, argument: str) -> None:
+        from ggufspec.engine.images import bytes_of
+
+        path = _path(argument).absolute()
+        check_image(bytes_of({"path": path}))
+        if self._engine.pair.target.projector is None:
+            raise PromptError("this model reads no images: name its projector (--mmproj)")
+        self._images.append(path)
+        _say(f"{path.name} will be in the next message")
 
     def _undo(self, _: str) -> None:
         if not self._messages or self._messages[-1]["role"] != "assistant":

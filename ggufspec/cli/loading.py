@@ -61,13 +61,16 @@ class PairOptions:
         if self.target is None and self.draft is not None:
             raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
 
-    def find(self) -> tuple[Path, DraftFile | None]:
-        """The files of target and draft; prints what "auto" chose. Raises GgufspecError."""
+    def find(self, *, projector: bool = False) -> tuple[Path, DraftFile | None]:
+        """The files of target and draft; prints what "auto" chose. Raises GgufspecError.
+
+        `projector`: see `resolve`.
+        """
         if self.target is None:
             from ggufspec.standin.embedded import embedded_draft
 
             return stand_in(self.size, self.cache_dir), embedded_draft()
-        target = find_model(self.target, offline=self.offline)
+        target = find_model(self.target, offline=self.offline, projector=projector)
         draft = self.draft
         if draft == AUTO_DRAFT:
             draft = proposed_draft(self.target, offline=self.offline, yes=self.yes)
@@ -103,16 +106,23 @@ class PairOptions:
         return dict(zip(stems if is_unique else map(str, files), pairs, strict=True))
 
 
-def find_model(name: str, *, offline: bool, heads: bool = False) -> Path:
+def find_model(name: str, *, offline: bool, heads: bool = False, projector: bool = False) -> Path:
     """The file of a named model, downloaded if it is missing. Raises GgufspecError.
 
-    heads: it may be a draft head, see `resolve`.
+    heads: it may be a draft head, see `resolve`; projector, too.
     """
     from ggufspec.models.local import is_repository
     from ggufspec.models.pull import resolve
 
     with late_bars() as bars:
-        found = resolve(name, heads=heads, offline=offline, progress=bars.download, room=room)
+        found = resolve(
+            name,
+            heads=heads,
+            offline=offline,
+            progress=bars.download,
+            room=room,
+            projector=projector,
+        )
     if is_repository(name):
         render.note(f"{name}: {found.name}")
     return found
@@ -198,12 +208,17 @@ def load_with_bars(
     """
     from ggufspec.engine.load import load
 
-    settings = {"n_remembered": 0, "cache_ram": 0, **load_settings}
+    settings = {"n_remembered": 0, "cache_ram": 0, "mmproj_auto": False, **load_settings}
     with nullcontext() if has_results else end_if_delayed(), late_bars() as bars:
         engine = load(target, draft, progress=bars.load, **settings)
     for line in engine.notes:
         render.note(line)
     return engine
+
+
+def wants_projector(load_settings: dict[str, Any]) -> bool:
+    """Whether a target's projector is downloaded with it."""
+    return bool(load_settings["mmproj_auto"] and load_settings["mmproj"] is None)
 
 
 def room_for_drafts(n_draft: int | str) -> dict[str, int]:

@@ -13,7 +13,14 @@ import click
 
 from ggufspec.cli import INTERRUPTED, render, shared, text_settings
 from ggufspec.cli.load_options import load_options
-from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts, usual_text
+from ggufspec.cli.loading import (
+    PairOptions,
+    late_bars,
+    load_with_bars,
+    room_for_drafts,
+    usual_text,
+    wants_projector,
+)
 from ggufspec.cli.parameters import FILE, PATH, option
 from ggufspec.common.files import check_writable
 from ggufspec.common.reading import decoded, read_file, read_text
@@ -43,6 +50,12 @@ if TYPE_CHECKING:
     type=FILE,
 )
 @option(
+    "--image images",
+    "Image that the prompt is about; may be given several times; implies --chat.",
+    type=FILE,
+    multiple=True,
+)
+@option(
     "--prompt-cache",
     "File with the models' KV caches: restored if it exists, and saved at the end with prompt and "
     "text. A later prompt that begins with the saved text reads only the rest.",
@@ -60,6 +73,7 @@ def command(
     settings: dict[str, Any],
     load_settings: dict[str, Any],
     prediction: Path | None,
+    images: tuple[Path, ...],
     prompt_cache: Path | None,
     prompt_cache_ro: bool,
     compare: bool,
@@ -77,7 +91,7 @@ def command(
       ggufspec run --target model-with-head.gguf --draft mtp --chat -p "Who was Napoleon?"
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
-    if load_settings["chat_template"] is not None:
+    if load_settings["chat_template"] is not None or images:
         asked["chat"] = True
     text = read_prompt(asked)
     if prompt_cache_ro and prompt_cache is None:
@@ -94,7 +108,7 @@ def command(
         )
     with loaded(pair, settings, load_settings, verbose=verbose) as (engine, paths, settings):
         options = text_settings.checked({**settings, "prediction": predicted})
-        prompt = prompt_of(engine, text, asked)
+        prompt = prompt_of(engine, text, asked, images)
         if prompt_cache is not None and (prompt_cache_ro or prompt_cache.exists()):
             engine.restore(prompt_cache)
         without = replace(options, drafter="none")
@@ -134,7 +148,7 @@ def loaded(
 
     Adds to `load_settings` the arguments that other options need. Raises GgufspecError, UsageError.
     """
-    paths = pair.find()
+    paths = pair.find(projector=wants_projector(load_settings))
     load_settings |= room_for_drafts(settings["n_draft"])
     from ggufspec.llama import build
 
@@ -245,10 +259,14 @@ def read_prompt(asked: dict[str, Any]) -> str:
     return prompt
 
 
-def prompt_of(engine: Engine, text: str, asked: dict[str, Any]) -> str | list[int]:
+def prompt_of(
+    engine: Engine, text: str, asked: dict[str, Any], images: Sequence[Path] = ()
+) -> str | list[int]:
     """The prompt unchanged, or rendered as a message of a chat. Raises PromptError."""
     if not asked["chat"] and asked["system"] is None:
         return text
     from ggufspec.engine.chat_template import conversation
+    from ggufspec.engine.images import with_images
 
-    return engine.render(conversation([text], asked["system"]))
+    *before, last = conversation([text], asked["system"])
+    return engine.render([*before, with_images(last, images)])

@@ -14,7 +14,13 @@ import click
 
 from ggufspec.cli import INTERRUPTED, render, shared, text_settings
 from ggufspec.cli.load_options import load_options
-from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts
+from ggufspec.cli.loading import (
+    PairOptions,
+    late_bars,
+    load_with_bars,
+    room_for_drafts,
+    wants_projector,
+)
 from ggufspec.cli.parameters import (
     AT_LEAST_1,
     COUNT,
@@ -142,9 +148,14 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     ),
     option(
         "--max-body n_body_bytes",
-        "Maximum bytes of a request.",
+        f"Maximum bytes of a request.  [default: {defaults.SERVE_BODY}, or with images "
+        f"{defaults.SERVE_BODY_IMAGES}]",
         type=AT_LEAST_1,
-        default=defaults.SERVE_BODY,
+    ),
+    option(
+        "--allow-remote-images",
+        "Fetch images that requests name by address, from public hosts.",
+        is_flag=True,
     ),
 )
 @option(
@@ -235,7 +246,8 @@ def command(
         if is_path(host):
             opened.callback(partial(Path(host).unlink, missing_ok=True))
         if lines is None:
-            target, draft = pair.find()
+            may_have = wants_projector(load_settings) and not embeddings
+            target, draft = pair.find(projector=may_have)
             alias = alias or (target.stem if pair.target else f"stand-in-{pair.size}")
         served |= {
             "alias": ", ".join(lines or [str(alias)]),
@@ -250,6 +262,10 @@ def command(
             on_signal=last_resort.start,
             log_requests=verbose,
         )
+        has_limit = served["n_body_bytes"] is not None
+        # Of several models, one may read images.
+        usual = defaults.SERVE_BODY if lines is None else defaults.SERVE_BODY_IMAGES
+        served["n_body_bytes"] = served["n_body_bytes"] or usual
         if lines is not None:
             pairs = opened.enter_context(opened_pairs(lines, several, served["slot_folder"]))
             server = serving(make_router_app(pairs, ServerOptions(**served)), pairs)
@@ -272,6 +288,8 @@ def command(
             engine.check(text_settings.checked(settings))
             with late_bars() as bars:  # otherwise the first text with a seed would delay the others
                 engine.run(partial(calibrate_all, engine.pair, bars.prompt))
+            if not has_limit and engine.pair.target.projector is not None:
+                served["n_body_bytes"] = defaults.SERVE_BODY_IMAGES
             options = ServerOptions(defaults=settings, **served)  # type: ignore[arg-type]
             service = make_service(engine, options)
             server = serving(make_app(service), service.texts)

@@ -23,8 +23,8 @@ _SECTIONS: Final = {
     "Options": "preset target draft prompt prompt_file output vram port vocab layers type_ texts",
     "Models": "| models models_dir keep_alive models_ram models_max offline yes size cache_dir",
     "Server": "host api_key alias n_slots embeddings "
-    "| api_key_file cors_origins slot_folder suffix_first pooling",
-    "Prompt": "limit chat system | n_prompts",
+    "| api_key_file cors_origins slot_folder suffix_first pooling allow_remote_images",
+    "Prompt": "limit chat system images | n_prompts",
     "Text": "max_tokens n_tokens stop | ignore_eos reasoning_budget context_shift n_keep",
     "Sampling": "temperature temperatures top_k top_p seed "
     f"| {' '.join(NUMBERS)} dry_sequence_breakers logit_bias banned_strings samplers",

@@ -14,6 +14,7 @@ from ggufspec.models import hub, local, quants
 from ggufspec.models.download import fetch
 from ggufspec.models.hub import RemoteFile
 from ggufspec.models.local import HubFiles, HubQuant
+from ggufspec.models.projectors import best_projector
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
 
 
@@ -25,6 +26,7 @@ def resolve(
     offline: bool = False,
     progress: NamedProgress | None = None,
     room: Callable[[], float] | None = None,
+    projector: bool = False,
 ) -> Path:
     """The path of a model's GGUF file, which is downloaded and verified if it is not here yet.
 
@@ -34,6 +36,7 @@ def resolve(
     a draft head, where there is no model of it. A file in the hub's cache, or in another program's,
     is used without asking the hub for a newer one.
     room: bytes that a model may have if no quantization is named: see `quants.usual`.
+    projector: with the model, download the projector that its repository has for it.
     Raises ModelError, DownloadError, CacheError, OptionError.
     """
     if (path := local.local_file(name)) is not None:
@@ -41,7 +44,7 @@ def resolve(
     found = locate(name, registry, heads=heads, nearest=False)
     if found is None:
         how: dict[str, Any] = {"heads": heads, "offline": offline, "progress": progress}
-        found = pull(name, registry=registry, room=room, **how)
+        found = pull(name, registry=registry, room=room, projector=projector, **how)
     return found[0]
 
 
@@ -61,6 +64,7 @@ def pull(
     offline: bool = False,
     progress: NamedProgress | None = None,
     room: Callable[[], float] | None = None,
+    projector: bool = False,
 ) -> tuple[Path, ...]:
     """Downloads the newest version of a model; returns its files, with every hash checked.
 
@@ -75,7 +79,12 @@ def pull(
             return found
         raise DownloadError(hub.offline_message(name))
     try:
-        return fetch(_remote_files(named, name, heads, room or (lambda: math.inf)), progress)
+        remote = _remote_files(named, name, heads, room or (lambda: math.inf))
+        if projector:
+            there = hub.list_files(named.repo, named.revision)
+            found_name = best_projector(there, remote[0].path)
+            remote += [there[found_name]] if found_name else []
+        return fetch(remote, progress)
     except hub.Transient:
         is_any = isinstance(named, HubQuant) and named.quant is None
         if is_any and (found := local.find(named, heads=heads)) is not None:

@@ -195,7 +195,7 @@ def test_an_unknown_command_names_the_known_ones(chat: Command) -> None:
     unknown, missing, *help_ = result.err.splitlines()
     assert "there is no command /nope; there are /help, /system, /file" in unknown
     assert "'' is no path; name a file" in missing
-    assert [line.split()[0] for line in help_[:8]] == re.findall(r"/\w+", unknown)[1:]
+    assert [line.split()[0] for line in help_[:9]] == re.findall(r"/\w+", unknown)[1:]
 
 
 @pytest.mark.parametrize("entry", ["save ~no one/chat", "load a\0b", "file ", "save /"])

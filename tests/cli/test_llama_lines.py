@@ -196,12 +196,14 @@ def test_variables_of_options_that_have_another_name_are_defaults(
 def test_variables_without_effect_are_named_in_one_line(
     run: Command, variables: Callable[..., None]
 ) -> None:
-    variables(JINJA=1, MMPROJ="a.gguf", PORT=80, NEW_ONE=1, CTX_SIZE="", TAGS="", SPLIT_MODE="none")
+    variables(
+        JINJA=1, MMPROJ_URL="a.gguf", PORT=80, NEW_ONE=1, CTX_SIZE="", TAGS="", SPLIT_MODE="none"
+    )
     done = run("-p", "hello")
     assert done.code == 0
     (line,) = [line for line in done.err.splitlines() if "without effect" in line]
     assert line == (
-        "ggufspec: without effect here: LLAMA_ARG_SPLIT_MODE, LLAMA_ARG_MMPROJ, "
+        "ggufspec: without effect here: LLAMA_ARG_SPLIT_MODE, LLAMA_ARG_MMPROJ_URL, "
         "LLAMA_ARG_NEW_ONE, LLAMA_ARG_PORT; LLAMA_ARG_JINJA (always on)"
     )
 
