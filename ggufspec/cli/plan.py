@@ -26,12 +26,13 @@ from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import is_head
 from ggufspec.models.named_shape import adapted_shape, shapes_of_pair
+from ggufspec.models.projectors import check_projector, projector_beside, projector_bytes
 from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.overrides import on_cpu
 from ggufspec.placement.plan import OffloadPlan, PlacementOptions, alternatives, ffn_name
-from ggufspec.placement.speeds import Gpu, Machine, experts_note
+from ggufspec.placement.speeds import Gpu, Machine, experts_note, with_less_memory
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(i?))?(B?)\s*", re.IGNORECASE)
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free
@@ -102,6 +103,7 @@ def _bandwidth(value: str) -> int:
     *named("n_ctx", "n_ctx_draft", "type_k", "type_v"),
 )
 @gathered("adapters", *named("lora", "lora_draft"))
+@gathered("projecting", *named("mmproj", "mmproj_auto"))
 @shared.json_option
 def command(
     target: str,
@@ -109,6 +111,7 @@ def command(
     hardware: dict[str, Any],
     wished: dict[str, Any],
     adapters: dict[str, tuple[tuple[str, float], ...]],
+    projecting: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Predict the speed of a pair for several placements of its layers. Loads no model.
@@ -146,6 +149,11 @@ def command(
             "drafts only tokens that both have, so fewer are accepted (--acceptance)"
         )
     machine = _machine(shape, hardware)
+    if projector := projecting["mmproj"] or (projecting["mmproj_auto"] and _projector_of(target)):
+        n_bytes = projector_bytes(check_projector(projector).paths[0])
+        machine = with_less_memory(machine, n_bytes)
+        if not as_json:
+            render.echo(f"projector: {projector.name}, {format_bytes(n_bytes)} with its buffers")
     n_ctx, n_draft = wished["n_ctx"], wished["n_draft"]
     wished |= {
         "n_ctx": shape.n_ctx_train if n_ctx == 0 else n_ctx or 0,
@@ -172,6 +180,11 @@ def command(
         is_here = hardware["vram"] is None and not hardware["rpc"]
         if is_here and (paths := locate(target)) is not None:
             _print_kernels(paths[0], plans[0][1], shape)
+
+
+def _projector_of(target: str) -> Path | None:
+    paths = locate(target)
+    return projector_beside(paths[0]) if paths is not None else None
 
 
 def _is_head(name: str) -> bool:

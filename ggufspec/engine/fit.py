@@ -36,7 +36,7 @@ from ggufspec.placement.plan import (
     longest_context,
     plan_offload,
 )
-from ggufspec.placement.speeds import Gpu, Machine, PassTimes
+from ggufspec.placement.speeds import Gpu, Machine, PassTimes, with_less_memory
 
 # Shares of the free memory of GPUs that further attempts plan with: a driver may report memory as
 # free that other programs use. The last attempt leaves GPUs out.
@@ -212,14 +212,9 @@ class Fit:
         return with_measured_speeds(machine, self._target.n_bytes) if is_known else machine
 
     def _machine(self, share: float = 1.0) -> Machine:
-        left = [replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._known.gpus]
-        n_host = free_memory()
-        local = next((i for i, gpu in enumerate(left) if not gpu.is_remote), None)
-        if local is not None:
-            left[local] = replace(left[local], n_free=left[local].n_free - self._n_projector)
-        elif n_host is not None:
-            n_host -= self._n_projector
-        return replace(self._known, gpus=tuple(left), n_host_free=n_host)
+        left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._known.gpus)
+        machine = replace(self._known, gpus=left, n_host_free=free_memory())
+        return with_less_memory(machine, self._n_projector)
 
     def _wishes(self) -> PlacementOptions:
         options = self._options

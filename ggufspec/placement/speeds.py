@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -111,6 +111,17 @@ class Machine:
             self.host_slope,
             LAYER_SECONDS * fmean(gpu.slowness for gpu in self.gpus),
         )
+
+
+def with_less_memory(machine: Machine, n_bytes: int) -> Machine:
+    """The machine without the memory of something that is on its first GPU, or else on the host."""
+    gpus, n_host = list(machine.gpus), machine.n_host_free
+    local = next((i for i, gpu in enumerate(gpus) if not gpu.is_remote), None)
+    if local is not None:
+        gpus[local] = replace(gpus[local], n_free=gpus[local].n_free - n_bytes)
+    elif n_host is not None:
+        n_host -= n_bytes
+    return replace(machine, gpus=tuple(gpus), n_host_free=n_host)
 
 
 def type_note(matrix_type: str, is_ours: bool) -> str:
