@@ -200,7 +200,8 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
     const size_t first = n_added_, end = n_added_ + n_tokens;
     std::copy(tokens, tokens + n_tokens, texts_.begin() + first);
     std::copy(tokens, tokens + n_tokens, tokens_.begin() + first);
-    if (n_hidden_ > 0) std::replace_if(tokens_.begin() + first, tokens_.begin() + end, [](int32_t token) { return token < 0; }, 0);
+    if (n_hidden_ > 0)
+        std::replace_if(tokens_.begin() + first, tokens_.begin() + end, [](int32_t token) { return token < 0; }, 0);
     const auto hidden_first = hidden_.begin() + first * n_hidden_;
     has_hidden_ = hidden != nullptr;
     if (hidden) std::copy(hidden, hidden + n_tokens * n_hidden_, hidden_first);
