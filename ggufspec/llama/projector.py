@@ -77,7 +77,6 @@ class Projector:
         _check_positions(model)
         import llama_cpp.mtmd_cpp as mtmd
 
-        self.path = path
         self._mtmd: Any = mtmd
         self._name = fingerprint_of([path]).encode()
         self._width = int(llama_cpp.llama_model_n_embd_inp(model.pointer))
@@ -101,7 +100,7 @@ class Projector:
                 )
         # Whether each cell sees only the cells before it: not in Gemma 3's images.
         self.is_causal = not mtmd.mtmd_decode_use_non_causal(self._pointer, None)
-        self.uses_mrope = bool(mtmd.mtmd_decode_use_mrope(self._pointer))
+        self._uses_mrope = bool(mtmd.mtmd_decode_use_mrope(self._pointer))
         end_threads()
 
     def read(self, data: bytes) -> list[int]:
@@ -250,7 +249,7 @@ class Projector:
         self._drop_old()
 
     def _offsets(self, chunk: Any, n: int) -> array[int]:
-        if not self.uses_mrope:
+        if not self._uses_mrope:
             return array("i", range(n))
         image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         places = [self._mtmd.mtmd_image_tokens_get_decoder_pos(image, 0, i) for i in range(n)]

@@ -11,7 +11,7 @@ import pytest
 
 from ggufspec._native import Ngrams, SortedTexts
 from ggufspec.drafting import constants
-from ggufspec.drafting.strategies.ngram import Continuation, NgramIndex, Origin
+from ggufspec.drafting.strategies.ngram import Continuation, NgramIndex, Origin, TextStore
 
 LENGTH_MOST = 32
 SOURCES_MOST = 32
@@ -339,3 +339,14 @@ def test_a_million_tokens_are_looked_up_by_few_comparisons() -> None:
     before = ngrams.n_compared
     assert ngrams.predict(8)[0] == many[540:548].tolist()
     assert ngrams.n_compared - before < 120
+
+
+def test_cells_of_images_are_not_drafted() -> None:
+    text = [1, 2, 3, 4, -70, -71, 5, 1, 2]
+    found = NgramIndex().predict(text, 8)
+    assert list(found.tokens) == [3, 4]
+    assert len(found.probs) == 2
+    store = TextStore(1000)
+    store.add_written([1, -70, -71, 2, 3, 4, 5, 6], 3)
+    (written,) = store.texts(repeats=False)
+    assert list(NgramIndex((), [written]).predict([9, 1], 2).tokens) == [2, 3]
