@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ggufspec.cli import render
-from ggufspec.cli.loading import AUTO_DRAFT, PairOptions, room_for_drafts
+from ggufspec.cli.loading import AUTO_DRAFT, PairOptions, room_for_drafts, wants_projector
 from ggufspec.common import child, validate
 from ggufspec.common.facts import json_object
 from ggufspec.common.reading import TOMLDecodeError, parse_toml, read_text
@@ -82,7 +82,8 @@ def _line(context: click.Context, name: str, words: list[str]) -> list[str]:
         )
         if pair.target is None:
             raise click.UsageError("it has no target")
-        target, draft = pair.find()
+        reads = not own.params["embeddings"] and wants_projector(own.params)
+        target, draft = pair.find(projector=reads)
         options = _given(own, own.meta["latest"], (*ROUTER, *_IN_FRONT, *_MODELS))
     except click.UsageError as error:
         raise OptionError(f"{name}: {error.format_message()}") from error
@@ -253,11 +254,14 @@ def _facts(given: dict[str, Any], room: tuple[int, int], are_shared: list[bool])
 
     header, draft = read_header(Path(given["target"])), given["draft"]
     n_gpu, n_host, n_ctx, more = 0, header.n_bytes, given["n_ctx"] or header.n_ctx, list[str]()
+    projector = None
     if not given["embeddings"]:
         options = {name: given[name] for name in OPTIONS if name in given}
         options |= room_for_drafts(given["n_draft"])
         draft_file = Path(draft) if draft and draft != MTP else draft
-        plan = Fit(LoadOptions.of(given["target"], draft_file, options)).alone(room[1])
+        checked = LoadOptions.of(given["target"], draft_file, options)
+        projector = checked.projector
+        plan = Fit(checked).alone(room[1])
         if (cache_ram := given["cache_ram"]) is None:
             cache_ram = min(room[1] // _CACHE_SHARE // 2**20, _CACHE_MOST)
         n_ctx = plan.caches.n_ctx
@@ -267,7 +271,7 @@ def _facts(given: dict[str, Any], room: tuple[int, int], are_shared: list[bool])
         n_host = plan.host_bytes + sum(n for n, is_shared in on_gpus if is_shared)
         n_host += cache_ram * 2**20
     template = given["chat_template"] or header.values.get("tokenizer.chat_template", "")
-    has = {"tools": "tools" in template, "thinking": "think" in template}
+    has = {"tools": "tools" in template, "thinking": "think" in template, "vision": projector}
     return {
         "words": more,
         # A pair alone may use all of a GPU.
