@@ -291,6 +291,7 @@ def _facts(given: dict[str, Any], room: tuple[int, int], are_shared: list[bool])
             "ggufspec": {
                 "chat": bool(template),
                 "draft": draft is not None,
+                "images": projector is not None,
                 "n_ctx": n_ctx,
                 "n_vocab": header.n_vocab,
             },

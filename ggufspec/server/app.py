@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
@@ -21,7 +22,13 @@ from ggufspec.server import schema
 from ggufspec.server.dialects.chat_response import CompletionRenderer
 from ggufspec.server.dialects.llama_cpp import InfillRequest, LlamaCompletion, LlamaRenderer
 from ggufspec.server.dialects.messages import CountTokensRequest, MessageRenderer, MessagesRequest
-from ggufspec.server.dialects.ollama import VERSION, OllamaRenderer, OllamaRequest, described
+from ggufspec.server.dialects.ollama import (
+    VERSION,
+    OllamaRenderer,
+    OllamaRequest,
+    described,
+    running,
+)
 from ggufspec.server.dialects.responses_request import ResponsesRequest, ResponseStore
 from ggufspec.server.dialects.responses_response import ResponsesRenderer
 from ggufspec.server.dialects.shared import Renderer
@@ -146,11 +153,12 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation, like Anthropic's API."""
-        try:
-            n_tokens = len((await _parse(body.chat(), service)).prompts[0])
-        except PromptTooLongError as error:
-            n_tokens = error.n_prompt
-        return JSONResponse({"input_tokens": n_tokens})
+        return JSONResponse({"input_tokens": await _n_tokens(body.chat(), service)})
+
+    @router.post("/v1/chat/completions/input_tokens")
+    async def input_tokens(body: schema.ChatRequest) -> Response:
+        """Count the tokens of a conversation, like llama.cpp's server."""
+        return _counted(await _n_tokens(body, service))
 
     @router.post("/completion")
     @router.post("/completions")
@@ -187,6 +195,11 @@ def _add_responses(router: APIRouter, service: Service) -> None:
             lambda parsed: ResponsesRenderer(body, parsed, service.options.alias, keep),
         )
 
+    @router.post("/v1/responses/input_tokens")
+    async def input_tokens(body: ResponsesRequest) -> Response:
+        """Count the tokens of a conversation, as OpenAI's responses API does."""
+        return _counted(await _n_tokens(body.chat(store.items(body)), service))
+
     @router.get("/v1/responses/{response_id}")
     async def stored_response(response_id: str) -> Response:
         """Return a stored response."""
@@ -216,6 +229,14 @@ def _add_ollama(router: APIRouter, service: Service) -> None:
     def tags() -> Response:
         """List the model, like Ollama."""
         return JSONResponse({"models": [described(engine, alias, service.started_at)]})
+
+    @router.get("/api/ps")
+    def loaded() -> Response:
+        """List the model, which stays loaded, like Ollama."""
+        model = engine.pair.target.model
+        share = model.n_gpu_layers / (model.n_layers + 1) if model.devices else 0.0
+        shown = described(engine, alias, service.started_at)
+        return JSONResponse({"models": [running(shown, math.inf, int(share * model.n_bytes))]})
 
     @router.post("/api/show")
     def show() -> Response:
@@ -258,6 +279,17 @@ async def _parse(
 ) -> ParsedRequest:
     """The request for texts, parsed from a body. Raises GgufspecError."""
     return await run_in_threadpool(parse_request, body, service.engine, service.options)
+
+
+async def _n_tokens(body: schema.ChatRequest, service: Service) -> int:
+    try:
+        return len((await _parse(body, service)).prompts[0])
+    except PromptTooLongError as error:
+        return error.n_prompt
+
+
+def _counted(n_tokens: int) -> Response:
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 async def _collect(renderer: Renderer, events: Events) -> None:

@@ -4,6 +4,9 @@
 const largest = 1280;  // pixels of the longer side; projectors read fewer
 const sent = ["image/png", "image/jpeg"];
 let attached = [];     // data URLs
+const begun = document.getElementById("prompt").placeholder;
+
+const offerImages = (are) => { at("prompt").placeholder = begun + (are ? " Images can be dropped or pasted." : ""); };
 
 const contentOf = ({prompt, images}) => images && images.length
   ? [...images.map((url) => ({type: "image_url", image_url: {url}})), {type: "text", text: prompt}] : prompt;

@@ -1,8 +1,7 @@
 "use strict";
 /* The behaviour of the page: it sends prompts, shows the answers as they come, and keeps conversations in the browser. */
 const at = (id) => document.getElementById(id);
-const lost = "the connection to the server was lost; send again";
-const prefix = "ggufspec:";    // of the browser's keys of conversations
+const lost = "the connection to the server was lost; send again", prefix = "ggufspec:";  // of the browser's keys of conversations
 const slowest = 300;           // ms; a block that takes longer is shown as its source
 const DRAFTED = 1, THOUGHT = 2;  // bits of a piece's kind
 let conversation = null;       // {id, changed, exchanges}; an exchange: {mode, prompt, images, pieces, note, failed, plain}
@@ -392,6 +391,7 @@ async function showModel() {
   } catch (error) { at("model").textContent = error.message; return; }
   const model = (await response.json()).data[0], facts = model.ggufspec;
   at("model").textContent = model.id + (facts.draft ? " with a draft model" : ", no draft model") + ", context " + facts.n_ctx.toLocaleString() + " tokens";
+  offerImages(facts.images);
   at("form-of").options[0].disabled = !facts.chat;
   if (!facts.chat) at("form-of").value = "text";
 }

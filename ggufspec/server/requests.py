@@ -132,10 +132,14 @@ def parse_request(
 
 def applied_template(body: ChatRequest, engine: Engine, server: ServerOptions) -> str:
     """A conversation as text, up to where the answer begins. Raises PromptError, OptionError."""
+    has_answer = body.add_generation_prompt or body.messages[-1].role == "assistant"
+    if not has_answer:
+        whole = {"add_generation_prompt": True, "continue_final_message": False}
+        body = body.model_copy(update=whole)
     conversation = _conversation_of(body, engine, server)
     assert engine.chat_template is not None
     conversation["messages"] = Images(conversation["messages"], engine.pair.target).messages
-    return engine.chat_template.render(**conversation)
+    return engine.chat_template.render(**conversation, add_generation_prompt=has_answer)
 
 
 def _conversation_of(body: ChatRequest, engine: Engine, server: ServerOptions) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ggufspec.common import validate
 from ggufspec.errors import OptionError
-from ggufspec.server.dialects.ollama import VERSION, description
+from ggufspec.server.dialects.ollama import VERSION, description, running
 from ggufspec.server.dialects.shared import CHUNKS, JSON_LINES, NAMED_EVENTS, Framing
 from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.metrics import Metrics
@@ -175,11 +175,8 @@ class Router:
         return description(pair.plan.facts, pair.name, self._started_at)
 
     def _running(self, pair: Pair) -> dict[str, Any]:
-        named = ("name", "model", "size", "digest", "details")
-        shown = {name: value for name, value in self._shown(pair).items() if name in named}
-        ends = pair.expires_at if pair.keep_alive < math.inf else _LATEST
-        when = datetime.fromtimestamp(min(ends, _LATEST), timezone.utc).isoformat()
-        return shown | {"expires_at": when, "size_vram": pair.plan.memory.gpu}
+        ends = pair.expires_at if pair.keep_alive < math.inf else math.inf
+        return running(self._shown(pair), ends, pair.plan.memory.gpu)
 
     async def _from_any(self, request: Request) -> Response:
         """What one of the loaded pairs has at a path; the others answer 404."""
@@ -333,7 +330,6 @@ async def _document(body: bytes) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-_LATEST = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
 _UNLOADED = {"done": True, "done_reason": "unload"}
 
 

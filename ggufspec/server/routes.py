@@ -129,6 +129,7 @@ def add_information(router: APIRouter, service: Service) -> None:
         "ggufspec": {
             "chat": engine.chat_template is not None,
             "draft": engine.pair.draft is not None,
+            "images": engine.pair.target.projector is not None,
             "n_ctx": engine.n_ctx,
             "n_vocab": engine.vocab.n_tokens,
         },

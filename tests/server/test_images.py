@@ -193,6 +193,7 @@ def test_an_image_dropped_onto_the_page_is_sent(seeing: Live, open_page: OpenPag
         document.body.dispatchEvent(
             new DragEvent("drop", {bubbles: true, cancelable: true, dataTransfer: moved}));
     }"""
+    page.wait_for_selector("#prompt[placeholder*='Images can be dropped']")
     page.evaluate(drop, ENCODED)
     page.wait_for_selector("#attached img")
     send(page, "what", 1)

@@ -185,6 +185,8 @@ def test_the_template_is_applied_without_generating(live: Live) -> None:
     prompt = live.ok("/apply-template", messages=HELLO)["prompt"]
     assert prompt.endswith("<|im_start|>assistant\n")
     assert live.engine.tokenize(prompt) == live.engine.render(HELLO)
+    whole = live.ok("/apply-template", messages=HELLO, add_generation_prompt=False)["prompt"]
+    assert prompt == whole + "<|im_start|>assistant\n"
     assert live.metric("generated_tokens_total") == before
     assert live.post("/apply-template", messages=[]).status_code == 400
 

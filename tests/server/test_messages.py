@@ -73,6 +73,10 @@ def test_tokens_are_counted_as_they_are_used(forced: Live) -> None:
     usage = forced.ok("/v1/messages", **body, max_tokens=1)["usage"]
     assert n_tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert usage["cache_creation_input_tokens"] == 0
+    for path, sent in (("chat/completions", {"messages": HELLO}), ("responses", {"input": "hi"})):
+        usage = forced.ok(f"/v1/{path}", **sent)["usage"]
+        counted = forced.ok(f"/v1/{path}/input_tokens", **sent)["input_tokens"]
+        assert counted == usage.get("prompt_tokens", usage.get("input_tokens"))
     # Beyond the context, too: agents shorten a conversation by the count.
     many = {**body, "tools": [{**WEATHER, "name": f"tool_{i}"} for i in range(60)]}
     assert forced.ok("/v1/messages/count_tokens", **many)["input_tokens"] > forced.engine.n_ctx

@@ -48,6 +48,9 @@ def test_clients_load_list_and_describe_the_model(live: Live, caller: Live) -> N
         assert (loaded["done"], loaded["done_reason"]) == (True, "load")
     (listed,) = live.client.get("/api/tags").json()["models"]
     assert (listed["model"], listed["details"]["family"]) == ("tiny", "llama")
+    (running,) = live.client.get("/api/ps").json()["models"]
+    assert running.items() >= {"model": "tiny", "size": listed["size"], "size_vram": 0}.items()
+    assert running["expires_at"] >= "9000", "it stays loaded"
     n_params = live.engine.pair.target.model.n_params
     assert listed["details"]["parameter_size"] == f"{n_params / 1e6:.2f}M"
     shown = live.ok("/api/show", model="x")

@@ -31,6 +31,7 @@ def test_a_conversation_on_the_page_is_that_of_the_model(live: Live, open_page: 
         wanted = live.engine.chat(messages, temperature=0, max_tokens=16).text
         assert answer(page) == wanted
         messages.append({"role": "assistant", "content": wanted})
+    assert page.locator("#prompt[placeholder*='Images']").count() == 0, "the model reads none"
     assert "drafted tokens accepted" in page.inner_text("#texts")
     assert "cut at the maximum number of tokens" in page.inner_text("#texts")
     assert not re.search("[0-9]", page.inner_text("#speedup")), "nothing was decoded without drafts"

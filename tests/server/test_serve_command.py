@@ -90,7 +90,8 @@ def test_the_document_of_the_api_is_true(live: Live) -> None:
         *("/completion", "/completions", "/infill", "/apply-template"),
         *("/v1/responses", "/v1/responses/{response_id}"),
         *("/v1/messages", "/v1/messages/count_tokens"),
-        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/version"),
+        *("/v1/chat/completions/input_tokens", "/v1/responses/input_tokens"),
+        *("/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version"),
     }
     for path in document["paths"].values():
         for operation in path.values():

@@ -20,6 +20,8 @@ VALUES: list[Any] = [
 BODIES = {
     **GOOD,
     "/v1/messages/count_tokens": {"messages": HELLO},
+    "/v1/chat/completions/input_tokens": {"messages": HELLO},
+    "/v1/responses/input_tokens": {"input": "hi"},
     "/predict": {"prompt": "hi"},
     "/tokenize": {"content": "hi"},
 }

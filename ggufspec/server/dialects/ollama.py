@@ -16,6 +16,7 @@ from ggufspec.server.events import ChoiceEvent, ParsedRequest
 from ggufspec.server.formats.chat_format import format_of
 from ggufspec.server.parts import encoded_image
 
+_LATEST = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
 VERSION = "0.12.0"  # of the API: clients check it before they use tools and reasoning
 
 
@@ -194,3 +195,10 @@ def description(facts: ModelFacts, name: str, started_at: int) -> dict[str, Any]
         },
         "capabilities": ["completion", *facts.abilities],
     }
+
+
+def running(shown: dict[str, Any], ends: float, n_gpu_bytes: int) -> dict[str, Any]:
+    """A model of Ollama's list of loaded ones, from its description; `ends`: in Unix time."""
+    found = {name: shown[name] for name in ("name", "model", "size", "digest", "details")}
+    when = datetime.fromtimestamp(min(ends, _LATEST), timezone.utc).isoformat()
+    return found | {"expires_at": when, "size_vram": n_gpu_bytes}
