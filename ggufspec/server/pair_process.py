@@ -11,10 +11,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from urllib.parse import urlsplit
 
 import h11
@@ -24,7 +24,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = [(b"content-type", b"application/json")]
 _NOT_INHERITED = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_MODELS_")
 _MOST_READ = 2**16
-_N_LINES = 20  # of stderr that are kept
+_START_SECONDS = 1.0  # after its first answer, lines may still be notes of its start
 _END_SECONDS = 15.0  # after that, it is killed
 _REPORT_SECONDS = 5.0  # from a broken connection to the end of its process
 _FOLDERS = re.compile(r"(?<!\S)(?:[A-Za-z]:|[~.]+)?[/\\]\S*[/\\]")  # of a path in a message
@@ -41,7 +41,7 @@ class PairProcess:
         self, command_line: Sequence[str], folder: Path, tell: Callable[[str], None]
     ) -> None:
         self._loop, self._tell = asyncio.get_running_loop(), tell
-        self._lines: deque[str] = deque(maxlen=_N_LINES)
+        self._last_line, self._last_at, self._answered_at = "", 0.0, 0.0  # the line: of stderr
         self._secret = secrets.token_hex(16)
         self._path, self._port = folder / f"{secrets.token_hex(4)}.sock", 0
         self.answered: asyncio.Future[bool] = self._loop.create_future()  # false: it has ended
@@ -76,8 +76,9 @@ class PairProcess:
         if status < 0:
             with suppress(ValueError):
                 how = signal.Signals(-status).name
-        last = _FOLDERS.sub("", self._lines[-1].removeprefix("ggufspec: ") if self._lines else "")
-        return f"{last} ({how})" if last else how
+        if self._last_at < self._answered_at + _START_SECONDS:
+            return how
+        return f"{_FOLDERS.sub('', self._last_line.removeprefix('ggufspec: '))} ({how})"
 
     async def ask(
         self, method: bytes | str, target: bytes | str, headers: Headers = (), body: bytes = b""
@@ -135,7 +136,7 @@ class PairProcess:
         with self._process.stderr as lines:
             for line in lines:
                 if text := line.decode("utf-8", "replace").strip():
-                    self._lines.append(text)
+                    self._last_line, self._last_at = text, monotonic()
                     self._tell(text)
 
     def _watch(self, errors: threading.Thread) -> None:
@@ -155,6 +156,5 @@ class PairProcess:
     def _hear(self, url: str) -> None:
         if not self.answered.done():
             self._port = urlsplit(url).port or 0
-            if url:
-                self._lines.clear()  # notes of its start are no reasons for its end
+            self._answered_at = monotonic() if url else self._answered_at
             self.answered.set_result(bool(url))
