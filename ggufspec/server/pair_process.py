@@ -41,7 +41,8 @@ class PairProcess:
         self, command_line: Sequence[str], folder: Path, tell: Callable[[str], None]
     ) -> None:
         self._loop, self._tell = asyncio.get_running_loop(), tell
-        self._last_line, self._last_at, self._answered_at = "", 0.0, 0.0  # the line: of stderr
+        self._last_line, self._last_at = "", 0.0  # of stderr
+        self._answered_at = 0.0  # when it began to listen
         self._secret = secrets.token_hex(16)
         self._path, self._port = folder / f"{secrets.token_hex(4)}.sock", 0
         self.answered: asyncio.Future[bool] = self._loop.create_future()  # false: it has ended

@@ -169,7 +169,8 @@ class GracefulServer(uvicorn.Server):
         try:
             await super().startup(sockets)
         except OSError as error:
-            host, port = sockets[0].getsockname()[:2] if sockets else ("the address", 0)
+            name = sockets[0].getsockname() if sockets else ("the address", 0)
+            host, port = (name, 0) if isinstance(name, str) else name[:2]  # a path has no port
             raise _unavailable(host, port, error) from error
         for listening in sockets or ():
             self._on_listening(url_of(listening))
