@@ -17,8 +17,9 @@ from ggufspec.drafting import cost_model, profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.profile_store import TunedSettings
-from ggufspec.engine.calibration import time_head
+from ggufspec.engine.calibration import MOST_TOKENS, spare_slot, time_drafts
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.pair import Pair
 from ggufspec.errors import ModelError, OutOfMemoryError
 from ggufspec.llama.context import Context
 from ggufspec.llama.devices import n_logical_cores, n_threads_default
@@ -104,9 +105,9 @@ def tune(
     context is small. `n_runs`: least number of measurements of each kind. Raises OptionError if the
     context is too small, DecodeError, ClosedError.
     """
-    target, draft = engine.pair.target, engine.pair.draft
+    pair, tell = engine.pair, progress or (lambda what, done, of: None)
+    target, draft = pair.target, pair.draft
     depth = max(min(depth, target.n_ctx - n_most - 1), 0)
-    tell: NamedProgress = progress or (lambda what, done, of: None)
     trials = _Trials(depth, max(n_runs, 2), tell)
     sizes = range(1, n_most + 2)
     with ExitStack() as stack:
@@ -117,10 +118,15 @@ def tune(
             of_draft = draft.model if draft else None
             attention = measure_attention(target.model, of_draft, target.options)
         if attention.setting != target.options.flash_attention:
-            n_ctx = min(depth + n_most + 1, target.n_ctx)
+            n_ctx = min(depth + max(n_most + 1, MOST_TOKENS), target.n_ctx)
             changed = {"flash_attention": attention.setting, "n_ctx": n_ctx}
             target = stack.enter_context(closing(_changed(target, changed)))
             draft = draft and stack.enter_context(closing(_changed(draft, changed)))
+            if draft and pair.head is None:
+                own = ExitStack()
+                pair = Pair(
+                    target, draft, n_draft_max=n_most, vocab_map=pair.vocab_map, resources=own
+                )
         if given.n_threads is None:
             few = [1, min(defaults.N_DRAFT_FIXED, n_most) + 1] if draft else [1]
             trials.threads("target", target, few, n_logical_cores())
@@ -133,46 +139,52 @@ def tune(
             n_batch=trials.batches("target", target, given.n_batch),
             n_batch_draft=trials.batches("draft", draft, given.n_batch_draft) if draft else None,
         )
-        often = {"depth": depth, "n_repeats": n_runs}
         seconds = passes.time_target(
             target,
             sizes,
-            **often,
+            depth=depth,
+            n_repeats=n_runs,
             at_least=MIN_SECONDS,
             progress=partial(tell, "Measuring the target"),
         )
-        steps, step = None, dict[int, float]()
-        if engine.pair.head is not None:
-            steps = time_head(engine.pair, depth, n_runs, partial(tell, "Measuring the draft"))
-        elif draft is not None:
-            steps = passes.time_draft(
-                draft,
-                **often,
-                at_least=MIN_SECONDS / 2,
-                vocab_map=engine.pair.vocab_map,
-                progress=partial(tell, "Measuring the draft"),
-            )
-            step = {1: median(steps.steps)}
-        medians = {n: median(each) for n, each in seconds.items()}
+        step, reading = _of_draft(pair, depth, n_runs, tell) if draft else (None, None)
         is_given = {name: None for name, value in asdict(given).items() if value}
+        of_target = {n: median(each) for n, each in seconds.items()}
+        of_draft_model = {1: step.seconds} if step and pair.head is None else {}
+        measured = zip(
+            (target, draft), (of_target, of_draft_model), engine.pair.assumed, strict=False
+        )
         return Tuned(
             chosen=chosen,
             settings=replace(chosen, **is_given),
             trials=tuple(trials.made),
             depth=depth,
             passes=tuple(Pass.of(size, seconds[size]) for size in sizes),
-            step=Pass.of(steps.n_per_step, steps.steps) if steps and steps.steps else None,
-            reading=Pass.of(steps.n_read, steps.readings) if steps and steps.n_read else None,
+            step=step,
+            reading=reading,
             attention=attention.reason,
             facts=profile_key(target, draft),
             tables=[
                 (table.key_in(context), table.rows_in(context, found, depth), assumed)
-                for context, found, assumed in zip(
-                    (target, draft), (medians, step), engine.pair.assumed, strict=False
-                )
+                for context, found, assumed in measured
                 if context is not None
             ],
         )
+
+
+def _of_draft(
+    pair: Pair, depth: int, n_runs: int, tell: NamedProgress
+) -> tuple[Pass | None, Pass | None]:
+    """A draft step, and a batch that the draft reads; None: nothing was drafted, or read."""
+    slot = spare_slot(pair)
+    steps, readings = time_drafts(pair, slot, depth, n_runs, partial(tell, "Measuring the draft"))
+    slot.forget()
+    n_per_step = pair.profile.costs.n_per_step
+    step = Pass.of(n_per_step, [each.per_step for each in steps]) if steps else None
+    if not readings:
+        return step, None
+    n_read = readings[0].n_further + 1
+    return step, Pass.of(n_read, [each.seconds for each in readings])
 
 
 def keep(tuned: Tuned) -> bool:

@@ -6,7 +6,7 @@ Its functions are called by the engine's thread (Engine.run), while a slot is fr
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from math import ceil
 from time import perf_counter
@@ -27,14 +27,13 @@ from ggufspec.engine.slots import Slot
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
 from ggufspec.llama.log import logger
-from ggufspec.llama.session import SlotSession
 from ggufspec.llama.vocab_map import filler_tokens
 from ggufspec.measure import table
 from ggufspec.measure.disturbed import Watch, undisturbed
-from ggufspec.measure.passes import DraftTimes, time_target
+from ggufspec.measure.passes import time_target
 
 PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
-DEPTH, N_ROUNDS, N_DRAFTED = 32, 6, 3  # of the text whose rounds are measured
+DEPTH, N_ROUNDS, N_DRAFTED = 32, 5, 3  # of the text whose rounds are measured
 N_READ, N_READINGS = 16, 2  # tokens that a draft model reads in one batch
 LEAST_DEPTH, MOST_TOKENS = 2, 512  # an EAGLE-3 head needs two tokens to draft from
 
@@ -93,7 +92,7 @@ def _measure(
     """Settle the profile of `context`: see calibrate and _costs."""
     if profile.is_settled:
         return
-    slot = _spare(pair)
+    slot = spare_slot(pair)
     costs = undisturbed(
         lambda watch: _costs(pair, slot, profile.costs, context, watch, progress), context.n_threads
     )
@@ -118,7 +117,6 @@ def _costs(
 
     Passes of many sizes first; for the target also rounds of a text, as a drafter runs them.
     """
-    draft = slot.draft if context is pair.target else None
 
     def tell(what: str, done: int, total: int) -> None:
         if progress is not None:
@@ -138,44 +136,16 @@ def _costs(
     watch.end()
     if pair.stored_profile.facts is not None:
         table.add(table.key_in(context), table.rows_in(context, fewest, DEPTH))
-    if draft is not None:
-        filler = filler_tokens(pair.vocab, min(context.n_ctx, MOST_TOKENS))
-        n_draft = min(N_DRAFTED, costs.n_most - 1)
-        how = DEPTH, N_ROUNDS, n_draft, costs.n_per_step, of_draft
-        rounds, readings = _drafts(slot.target, draft, filler, *how)
-        fastest = [min(found, key=_per_step) for found in (rounds, readings) if found]
-        for each in fastest:  # others may have been disturbed
-            costs.observe_draft(each.n, each.seconds, each.n_further)
+    if slot.draft is not None and context is pair.target:
+        for found in time_drafts(pair, slot, DEPTH, N_ROUNDS, of_draft):
+            if found:
+                fastest = min(found, key=lambda each: each.per_step)  # others may be disturbed
+                costs.observe_draft(fastest.n, fastest.seconds, fastest.n_further)
     watch.end()
     return costs
 
 
-def time_head(
-    pair: Pair, depth: int, n_rounds: int, progress: Progress | None = None
-) -> DraftTimes:
-    """Seconds of a head's steps after a text of `depth` tokens, and of batches that it reads.
-
-    In rounds, as a drafter runs them: a bare pass of its context is several times faster. After
-    fewer tokens where the context is small. Raises DecodeError, ClosedError.
-    """
-    assert pair.head is not None
-    n_per_step, n_draft = pair.profile.costs.n_per_step, min(N_DRAFTED, pair.n_draft_max)
-    filler = filler_tokens(pair.vocab, min(pair.target.n_ctx, depth + MOST_TOKENS))
-    depth = min(depth, len(filler) - (n_rounds + 1) * (n_draft + 1) - N_READINGS * N_READ)
-    slot = _spare(pair)
-    assert slot.draft is not None
-    how = depth, n_rounds + 1, n_draft, n_per_step, progress
-    rounds, readings = _drafts(slot.target, slot.draft, filler, *how)
-    slot.forget()
-    return DraftTimes(
-        [*map(_per_step, rounds)],
-        [each.seconds for each in readings],
-        max((each.n_further + 1 for each in readings), default=0),
-        n_per_step,
-    )
-
-
-def _spare(pair: Pair) -> Slot:
+def spare_slot(pair: Pair) -> Slot:
     """The slot to measure in; a head, if there is one, reads the states of its text."""
     slot = pair.slots.spare()
     if pair.head is not None:
@@ -183,37 +153,37 @@ def _spare(pair: Pair) -> Slot:
     return slot
 
 
-class _Drafted(NamedTuple):
+class Drafted(NamedTuple):
     """`n` draft steps in sequence, the first of which also read `n_further` tokens."""
 
     seconds: float
     n: int
     n_further: int
 
+    @property
+    def per_step(self) -> float:
+        return self.seconds / self.n
 
-def _per_step(drafted: _Drafted) -> float:
-    return drafted.seconds / drafted.n
 
+def time_drafts(
+    pair: Pair, slot: Slot, depth: int, n_rounds: int, progress: Progress | None = None
+) -> tuple[list[Drafted], list[Drafted]]:
+    """Measure draft steps in rounds of a text after `depth` tokens, then after N_READ new tokens.
 
-def _drafts(
-    target: SlotSession,
-    draft: SlotSession,
-    filler: Sequence[int],
-    depth: int,
-    n_rounds: int,
-    n_draft: int,
-    n_per_step: int,
-    progress: Progress | None = None,
-) -> tuple[list[_Drafted], list[_Drafted]]:
-    """Measure draft steps: in rounds of a text after `depth` tokens, then after N_READ new tokens.
-
-    The first round, which reads the text, is left out. The text is at most as long as `filler`.
+    In rounds, as a drafter runs them: a bare pass of a head's context is several times faster. The
+    first round, which reads the text, is left out. `depth` is less where the context is small.
+    Raises DecodeError, ClosedError.
     """
-    depth = max(depth, LEAST_DEPTH)
+    target, draft, n_per_step = slot.target, slot.draft, pair.profile.costs.n_per_step
+    assert draft is not None
+    n_draft = min(N_DRAFTED, pair.n_draft_max)
+    filler = filler_tokens(pair.vocab, min(pair.target.n_ctx, depth + MOST_TOKENS))
+    n_written = (n_rounds + 1) * (n_draft + 1)
+    depth = max(min(depth, len(filler) - n_written - N_READINGS * N_READ), LEAST_DEPTH)
     uniforms, draft_uniforms = uniform_streams(0)
     tokens, sampling = array("i", filler[:depth]), Sampling()
     materials = Materials(sampling, draft_uniforms, (), draft, n_draft_max=n_draft, tree="off")
-    n_end = min(depth + n_rounds * (n_draft + 1), len(filler))
+    n_end = min(depth + n_written, len(filler))
     steps = speculate(
         tokens,
         drafter=make("model", materials),
@@ -225,7 +195,7 @@ def _drafts(
     )
     tell, n_all = progress or (lambda done, of: None), n_end - depth + 1  # 1: for the readings
     tell(0, n_all)
-    rounds: list[_Drafted] = []
+    rounds: list[Drafted] = []
     n_further: int | None = None
     for ask in steps:
         assert isinstance(ask, Ask)
@@ -233,20 +203,21 @@ def _drafts(
         assert isinstance(round_, Round)
         if n_further is not None and round_.n_drafted:
             n = ceil(round_.n_drafted / n_per_step)
-            rounds.append(_Drafted(round_.draft_seconds, n, n_further))
+            rounds.append(Drafted(round_.draft_seconds, n, n_further))
         n_further = int(round_.n_accepted == round_.n_drafted)  # the last token of its draft
         tell(min(len(tokens) - depth, n_all - 1), n_all)
     if materials.policy.failure:
         raise DecodeError(f"the draft cannot be measured: {materials.policy.failure}")
-    readings: list[_Drafted] = []
+    readings: list[Drafted] = []
     for _ in range(N_READINGS if n_per_step == 1 else 0):
-        if len(tokens) + N_READ >= len(filler):
+        n_new = N_READ - (len(tokens) - draft.n_common(tokens))
+        if len(tokens) + n_new >= len(filler):
             break
-        tokens.extend(filler[:N_READ])
+        tokens.extend(filler[:n_new])
         target.score(tokens)
         n_read, start = len(tokens) - draft.n_common(tokens), perf_counter()
         draft.score(tokens)
         if n_read > 1:  # a head that reads the target's cells has none to read
-            readings.append(_Drafted(perf_counter() - start, 1, n_read - 1))
+            readings.append(Drafted(perf_counter() - start, 1, n_read - 1))
     tell(n_all, n_all)
     return rounds, readings

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 from math import inf
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ggufspec.common import defaults
 from ggufspec.common.progress import Progress, Share
@@ -22,7 +22,7 @@ from ggufspec.llama.log import listening
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.threadpool import ThreadPools
-from ggufspec.llama.vocab_map import VocabMap, filler_tokens
+from ggufspec.llama.vocab_map import filler_tokens
 from ggufspec.measure import table
 from ggufspec.measure.disturbed import Watch
 from ggufspec.measure.table import Row, Table
@@ -36,7 +36,6 @@ _N_TRIED = 2
 _MOST_ROUNDS, _FEWEST_ROUNDS, _FEWEST_DEEP = 9, 3, 2
 
 _N_COPIED = 32  # tokens that are read into a context; its further cells are copies of theirs
-_N_READ = 16
 _MOST_REPEATS = 10  # times n_repeats, for short passes
 HOPELESS = 2.0  # times the best number of threads; slower numbers are not tried further
 
@@ -173,13 +172,6 @@ def measure(
     return found
 
 
-class DraftTimes(NamedTuple):
-    steps: list[float]
-    readings: list[float]
-    n_read: int
-    n_per_step: int = 1
-
-
 class FilledContext:
     """A context that holds a text, for passes over the tokens after it.
 
@@ -218,10 +210,6 @@ class FilledContext:
         """Run a pass over `n_tokens`; returns its logits."""
         return self._session.score(self._text, self._ahead[: n_tokens - 1])
 
-    def read(self, n_tokens: int) -> None:
-        """Decode a batch of `n_tokens` after the text, without logits."""
-        self._session.feed([*self._text, *self._ahead[:n_tokens]])
-
 
 def time_target(
     context: Context,
@@ -240,36 +228,6 @@ def time_target(
     filled = FilledContext(context, depth=depth, n_most=max(sizes), sequence=sequence)
     passes = {size: partial(filled.score, size) for size in sizes}
     return time_interleaved(passes, n_repeats, at_least=at_least, progress=progress)
-
-
-def time_draft(
-    context: Context,
-    *,
-    depth: int,
-    n_repeats: int,
-    at_least: float = 0.0,
-    progress: Progress | None = None,
-    vocab_map: VocabMap | None = None,
-) -> DraftTimes:
-    """Seconds of steps of a draft model (one row of logits), and of reading in one batch.
-
-    With a `vocab_map`, a step includes the mapping of its row. Raises DecodeError, ClosedError.
-    """
-    n_read = min(_N_READ, context.n_ctx - 1, context.n_batch)
-    filled = FilledContext(context, depth=depth, n_most=n_read + 1)
-    out = vocab_map.empty_rows(1) if vocab_map else None
-
-    def step() -> None:
-        logits = filled.score(1)
-        if vocab_map is not None and out is not None:
-            vocab_map.widen(logits, out)
-
-    steps = time_interleaved({1: step}, n_repeats, at_least=at_least, progress=progress)[1]
-    readings = []
-    for _ in range(n_repeats if n_read else 0):
-        filled.score(1)  # drops the tokens of the last reading
-        readings.append(_seconds(partial(filled.read, n_read)))
-    return DraftTimes(steps, readings, n_read)
 
 
 def time_threads(

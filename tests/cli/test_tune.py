@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import head_pairs
 import pytest
 import tiny
 from cli.conftest import Command, check_interrupted
@@ -12,12 +13,12 @@ import ggufspec
 from ggufspec.cli.render import echo_bars
 from ggufspec.drafting import cost_model, profile_store
 from ggufspec.drafting.cost_model import CostModel
+from ggufspec.engine.calibration import Drafted
 from ggufspec.llama.context_options import default_attention
 from ggufspec.llama.devices import libraries
 from ggufspec.measure import table
 from ggufspec.measure.attention import Attention
 from ggufspec.measure.pairs import profile_key
-from ggufspec.measure.passes import DraftTimes
 from ggufspec.measure.table import Row
 from ggufspec.standin.embedded import embedded_draft
 
@@ -160,10 +161,8 @@ def test_a_draft_that_costs_too_much_cannot_pay(
         "ggufspec.measure.passes.time_target",
         lambda context, sizes, **how: {n: [0.01] for n in sizes},
     )
-    monkeypatch.setattr(
-        "ggufspec.measure.passes.time_draft",
-        lambda context, **how: DraftTimes([0.0101], [0.02], 16),
-    )
+    steps = [Drafted(0.0101, 1, 0)], [Drafted(0.02, 1, 15)]
+    monkeypatch.setattr("ggufspec.bench.tune.time_drafts", lambda *_: steps)
     given = ("-t", "1", "-td", "1", "-fa", "on")
     drafted = tune(*given, "--json").document["draft"]
     assert drafted["cannot_pay"] is True
@@ -174,12 +173,13 @@ def test_a_draft_that_costs_too_much_cannot_pay(
 
 
 def test_a_step_that_drafts_a_block_is_called_so(
-    tune: Command, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "ggufspec.measure.passes.time_draft", lambda context, **how: DraftTimes([0.004], [], 0, 7)
-    )
-    assert "One block of 7 draft tokens costs 4.00 ms" in tune("-t", "1", "-td", "1").out
+    pair = head_pairs.WRITERS["dflash"](tmp_path)
+    steps = [Drafted(0.004, 1, 0)], list[Drafted]()
+    monkeypatch.setattr("ggufspec.bench.tune.time_drafts", lambda *_: steps)
+    found = command("tune", "-m", pair.target, "-md", pair.draft, *QUICK, "-t", "1", "-td", "1")
+    assert "One block of 3 draft tokens costs 4.00 ms" in found.out
 
 
 # What is remembered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,8 @@ def test_a_heads_steps_are_measured_with_all_that_they_take(kind: str, tmp_path:
     with ggufspec.load(pair.target, pair.draft, n_ctx=256, n_threads=1, tuned=False) as engine:
         calibration.calibrate(engine.pair)
         costs = engine.pair.profile.policy(1.0, repeats=True, in_blocks=True).costs
-        times = calibration.time_head(engine.pair, depth=40, n_rounds=4)  # as `tune` does
+        slot = calibration.spare_slot(engine.pair)
+        steps, _ = calibration.time_drafts(engine.pair, slot, depth=40, n_rounds=4)  # as `tune`
         drafting = []
         for _ in range(4):  # on a busy machine, a few rounds may all be disturbed
             stream = engine.stream("hello", n_draft=3, drafter="model", **SAMPLED)
@@ -172,6 +173,30 @@ def test_a_heads_steps_are_measured_with_all_that_they_take(kind: str, tmp_path:
             drafting += [each for each in stream.rounds[1:] if each.n_drafted == 3]
         fastest = min(each.draft_seconds for each in drafting)
     assert costs.drafting(3) > 0.7 * fastest
-    n_steps = 3 if times.n_per_step == 1 else 1
-    assert len(times.steps) >= 4
-    assert n_steps * min(times.steps) > 0.7 * fastest
+    assert len(steps) >= 4
+    n_most = max(each.n for each in steps)
+    assert n_most == (3 if kind == "eagle3" else 1)
+    assert n_most * min(each.per_step for each in steps) > 0.7 * fastest
+
+
+@pytest.mark.parametrize("write", [tiny.write_llama, tiny.write_mamba])
+def test_a_draft_model_steps_in_rounds_and_reads(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    target, draft = write(tmp_path / "target.gguf"), write(tmp_path / "draft.gguf")
+    with ggufspec.load(target, draft, n_ctx=256, n_threads=1, tuned=False) as engine:
+        slot = calibration.spare_slot(engine.pair)
+        steps, readings = calibration.time_drafts(engine.pair, slot, depth=40, n_rounds=4)
+    assert len(steps) == 4
+    assert {(each.n, each.n_further) for each in steps} == {(3, 1)}, "all is accepted"
+    assert [(each.n, each.n_further) for each in readings] == [(1, 15)] * 2
+    assert min(each.seconds for each in [*steps, *readings]) > 0
+
+
+def test_the_smallest_context_has_no_room_for_rounds(tmp_path: Path) -> None:
+    target = tiny.write_llama(tmp_path / "target.gguf")
+    for n_ctx, n_readings in ((8, 0), (48, 2)):
+        with ggufspec.load(target, target, n_ctx=n_ctx, n_threads=1, tuned=False) as engine:
+            slot = calibration.spare_slot(engine.pair)
+            steps, readings = calibration.time_drafts(engine.pair, slot, depth=300, n_rounds=1)
+        assert (len(steps), len(readings)) == (1, n_readings)

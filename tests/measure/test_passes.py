@@ -20,7 +20,6 @@ from ggufspec.measure.passes import (
     FilledContext,
     filler_tokens,
     measure,
-    time_draft,
     time_interleaved,
     time_target,
 )
@@ -77,32 +76,16 @@ def test_a_target_is_timed_behind_the_same_cells(
     assert passes == [(40, size, size) for size in [*to, *fro, *to]]
 
 
-@pytest.mark.parametrize("write", KINDS)
-def test_a_draft_steps_and_reads(
-    write: Callable[[Path], Path], tmp_path: Path, decoded: Decoded
-) -> None:
-    with context_of(write(tmp_path / "model.gguf"), n_rows=1) as context:
-        found = time_draft(context, depth=40, n_repeats=2)
-    assert (len(found.steps), len(found.readings), found.n_read) == (2, 2, 16)
-    assert min(found.steps + found.readings) > 0
-    steps, readings = decoded[2:-4], decoded[-4:]
-    assert steps == [(40, 1, 1)] * 4
-    assert readings == [(40, 1, 1), (41, 16, 0)] * 2
-
-
 def test_a_small_context_holds_fewer_tokens(llama: Path, decoded: Decoded) -> None:
     with context_of(llama, n_ctx=16) as context:
         assert FilledContext(context, depth=300, n_most=8).depth == 8
         time_target(context, [8], depth=300, n_repeats=1)
         assert context.n_cells() == 16
-        assert time_draft(context, depth=300, n_repeats=1).n_read == 15
 
 
 def test_the_smallest_context_of_all(llama: Path) -> None:
     with context_of(llama, n_ctx=1, n_rows=1) as context:
         assert len(time_target(context, [1], depth=300, n_repeats=1)[1]) == 1
-        found = time_draft(context, depth=300, n_repeats=1)
-        assert (len(found.steps), found.readings, found.n_read) == (1, [], 0)
 
 
 def test_batches_that_no_context_holds_are_refused(llama: Path) -> None:
