@@ -25,14 +25,12 @@ double sum_of(const std::vector<double> & values, size_t n) { return std::accumu
 
 }  // namespace
 
-AcceptanceModel::AcceptanceModel(double intercept, double slope, double weight, double memory)
+AcceptanceModel::AcceptanceModel(double intercept, double slope, double weight)
     : intercept_(intercept),
       slope_(slope),
-      floor_(kSpread * weight),
-      keep_(1 - 1 / memory),
-      h00_(floor_),
-      h01_(floor_),
-      h11_(2 * floor_) {}
+      h00_(kSpread * weight),
+      h01_(h00_),
+      h11_(2 * h00_) {}
 
 double AcceptanceModel::probability(double gap) const {
     return 1 / (1 + std::exp(-std::clamp(intercept_ + slope_ * std::min(gap, kMaxGap), -kMaxLogOdds, kMaxLogOdds)));
@@ -40,9 +38,9 @@ double AcceptanceModel::probability(double gap) const {
 
 void AcceptanceModel::observe(double gap, double acceptance) {
     const double x = std::min(gap, kMaxGap), p = probability(x), h = std::max(p * (1 - p), kMinSpread);
-    h00_ = std::max(keep_ * h00_, floor_) + h;
-    h01_ = keep_ * h01_ + h * x;
-    h11_ = std::max(keep_ * h11_, floor_) + h * x * x;
+    h00_ += h;
+    h01_ += h * x;
+    h11_ += h * x * x;
     const double determinant = h00_ * h11_ - h01_ * h01_;
     if (!(determinant > 1e-9)) return;
     const double residual = acceptance - p;
@@ -57,8 +55,8 @@ LengthPolicy::LengthPolicy(const Constants & constants, std::shared_ptr<CostMode
       has_model(has_model),
       constants_(constants),
       costs_(std::move(costs)),
-      prior_(prior.first, prior.second, constants.PRIOR_WEIGHT, constants.MEMORY),
-      acceptance_(known.first, known.second, constants.PRIOR_WEIGHT, constants.MEMORY),
+      prior_(prior.first, prior.second, constants.PRIOR_WEIGHT),
+      acceptance_(known.first, known.second, constants.PRIOR_WEIGHT),
       latest_(constants.PRIOR_GAPS.begin(), constants.PRIOR_GAPS.end()) {}
 
 bool LengthPolicy::begin_text(size_t n_unread, size_t n_most) {

@@ -17,12 +17,12 @@
 namespace ggufspec {
 
 // Logistic regression: the probability that a drafted token is accepted, given a model's logit gap (largest logit minus
-// second largest). Fitted online by Newton steps on the likelihood; old observations fade out.
+// second largest). Fitted online by Newton steps on the likelihood.
 class AcceptanceModel {
 public:
     // probability = 1 / (1 + exp(-(intercept + slope * gap))). `weight`: number of observations that these first values
-    // count as; `memory`: observations after which one has lost most of its weight.
-    AcceptanceModel(double intercept, double slope, double weight, double memory);
+    // count as.
+    AcceptanceModel(double intercept, double slope, double weight);
 
     double probability(double gap) const;
 
@@ -33,7 +33,7 @@ public:
     double slope() const { return slope_; }
 
 private:
-    double intercept_, slope_, floor_, keep_;
+    double intercept_, slope_;
     double h00_, h01_, h11_;  // the Hessian of the observations
 };
 

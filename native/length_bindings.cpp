@@ -46,11 +46,11 @@ void bind_length(nb::module_ & m) {
                                 "The probability that a token is accepted, by a logit gap: see native/draft_length.h.")
         .def(
             "__init__",
-            [](AcceptanceModel * self, double intercept, double slope, double weight, double memory) {
-                require(weight > 0 && memory > 1, "AcceptanceModel: weight must be above 0, memory above 1");
-                new (self) AcceptanceModel(intercept, slope, weight, memory);
+            [](AcceptanceModel * self, double intercept, double slope, double weight) {
+                require(weight > 0, "AcceptanceModel: weight must be above 0");
+                new (self) AcceptanceModel(intercept, slope, weight);
             },
-            "intercept"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0)
+            "intercept"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0)
         .def("probability", &AcceptanceModel::probability, "gap"_a)
         .def("observe", &AcceptanceModel::observe, "gap"_a, "acceptance"_a,
              "Learn that a token with that logit gap was accepted with that probability.")

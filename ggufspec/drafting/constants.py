@@ -16,7 +16,6 @@ from typing import Final
 GREEDY: Final = (-0.3, 1.2)  # log-odds, and log-odds per logit
 SAMPLED: Final = (0.2, 0.7)
 PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [insensitive]
-MEMORY: Final = 200.0  # observations until one has lost most of its weight [insensitive]
 # The draft model's second choice after a rejected first one, by the gap of remaining tokens
 # [measured: Qwen2.5-Coder 1.5B and 0.5B, 165 rejections in 8 greedy texts: 32 % accepted below a
 # gap of 0.3, 94 % above 3; at 0.8, 197: 27 and 75 %; embedded pair, 0.7 and 1: 33 and 66 to 80 %].
@@ -52,7 +51,8 @@ MAX_BALANCE: Final = 4.0
 # 0.03, since the last draft can exceed it].
 INVESTED_SHARE: Final = 0.02
 # Largest expected loss of drafts without a balance, as a share of their expected gain [recorded
-# texts: 0.3 and 1 equal; embedded pair at 0.8: a lower share skips good drafts].
+# texts: 0.3 and 1 equal; embedded pair at 0.8: a lower share skips good drafts; at 1, a pair that
+# loses goes on drafting].
 SMALL_RISK: Final = 0.6
 
 N_PLAIN: Final = 2  # single-token passes measured before drafting is compared with them [judgement]
