@@ -18,9 +18,9 @@ from ggufspec.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats as Stats
+    from ggufspec.engine.async_stream import AsyncStream as AsyncStream
     from ggufspec.engine.engine import Engine as Engine
     from ggufspec.engine.load import load as load
-    from ggufspec.engine.stream import AsyncStream as AsyncStream
     from ggufspec.engine.stream import Stream as Stream
     from ggufspec.engine.text import Chunk as Chunk
     from ggufspec.engine.text import Completion as Completion
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "AsyncStream": "engine.stream",
+    "AsyncStream": "engine.async_stream",
     "Chunk": "engine.generation",
     "Completion": "engine.generation",
     "DraftModel": "llama.python_llama",

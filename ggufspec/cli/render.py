@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -238,6 +237,8 @@ def can_write(text: str) -> bool:
 
 
 def versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version  # takes long to import
+
     found = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:

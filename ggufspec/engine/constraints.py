@@ -15,7 +15,6 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.reasoning import ReasoningMarks, with_budget
 from ggufspec.errors import OptionError
 from ggufspec.llama.vocab import Vocab
-from ggufspec.structured.constraint import GrammarConstraint
 from ggufspec.structured.reasoning_budget import ANY, ReasoningBudget
 
 
@@ -66,6 +65,8 @@ def _constraint_of(
     grammar = options.constraint_grammar
     if grammar is None:
         return None
+    from ggufspec.structured.constraint import GrammarConstraint  # llguidance takes long to import
+
     if isinstance(compiled, ReasoningBudget):
         compiled = compiled.inner
     if isinstance(compiled, GrammarConstraint):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import Unpack
 
@@ -25,7 +25,7 @@ from ggufspec.engine.prompt_cache import CachedText
 from ggufspec.engine.reasoning import reasoning_of
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.session_file import SessionFacts
-from ggufspec.engine.stream import AsyncStream, Stream, write_all
+from ggufspec.engine.stream import Stream, write_all
 from ggufspec.engine.template_probe import Message
 from ggufspec.engine.text import Completion
 from ggufspec.errors import OptionError, PromptError, PromptTooLongError
@@ -33,6 +33,9 @@ from ggufspec.llama import kernels as llama_kernels
 from ggufspec.llama.devices import n_threads_most
 from ggufspec.llama.image_cells import without_images
 from ggufspec.llama.vocab import Vocab, check_tokens
+
+if TYPE_CHECKING:
+    from ggufspec.engine.async_stream import AsyncStream
 
 T = TypeVar("T")
 
@@ -131,6 +134,8 @@ class Engine:
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
     ) -> AsyncStream:
         """`stream` for asyncio: `async for chunk in engine.astream(...)`."""
+        from ggufspec.engine.async_stream import AsyncStream  # asyncio takes long to import
+
         return AsyncStream(partial(self.stream, prompt, **options))
 
     def begin(self, prompt: str | Sequence[int], options: CheckedOptions) -> Stream:
@@ -247,8 +252,7 @@ class Engine:
             tokens = self.vocab.tokenize(prompt, add_special=True, parse_special=True)
         else:
             _check_list(prompt, "the prompt is", "a text, or token ids")
-            tokens = list(prompt)
-            if {*map(type, tokens)} != {int}:  # five times as fast as to check each
+            if {*map(type, tokens := list(prompt))} != {int}:  # 5 times as fast as to check each
                 try:
                     tokens = [validate.whole("a token of the prompt", each) for each in tokens]
                 except OptionError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from ggufspec.errors import LibraryError
@@ -23,6 +22,8 @@ def build_command(backends: Iterable[str]) -> str:
 
 
 def _pip(*options: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes long to import
+
     python = shlex.quote(sys.executable or "python3")
     try:
         package = f"--force-reinstall --no-deps {' '.join(options)} {PACKAGE}=={version(PACKAGE)}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from functools import cached_property
 from itertools import pairwise
 from time import sleep
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import llama_cpp
 
@@ -17,7 +17,9 @@ from ggufspec import _native
 from ggufspec.common.progress import Progress
 from ggufspec.errors import ClosedError, PromptError
 from ggufspec.llama.breakers import Words, breakers_of
-from ggufspec.structured.constraint import TokenTable
+
+if TYPE_CHECKING:
+    from ggufspec.structured.constraint import TokenTable
 
 _PROGRESS_EVERY = 4096  # tokens
 _SECONDS_BETWEEN = 0.001  # while the last calls end
@@ -114,6 +116,8 @@ class Vocab:
             return self._table
 
     def _made_table(self, progress: Progress | None) -> TokenTable:
+        from ggufspec.structured.constraint import TokenTable  # llguidance takes long to import
+
         pieces, special = [], []
         for token in range(self.n_tokens):
             if progress and token % _PROGRESS_EVERY == 0:
