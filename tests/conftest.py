@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+# Threads of llama.cpp that wait for each other sleep, here and in all children: with more threads
+# than cores, as xdist has them, spinning ones take 30 times as long. libgomp reads it once.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A child that ends by an assertion of ggml would wait for gdb to show where, for seconds.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
 import tiny
 from hub import Hub
 
-import ggufspec.llama  # noqa: F401  (before tests import llama_cpp where xdist has other threads)
+import ggufspec.llama  # noqa: F401  (before tests import llama_cpp where xdist has threads)
 
 if TYPE_CHECKING:
     from ggufspec.llama.model import Model
@@ -22,17 +29,16 @@ if TYPE_CHECKING:
     from ggufspec.measure.disturbed import Watch
     from ggufspec.measure.table import Table
 
-# Threads of llama.cpp that wait for each other sleep, here and in all children: with more threads
-# than cores, as xdist has them, spinning ones take 30 times as long. Set before libgomp is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# A child that ends by an assertion of ggml would wait for gdb to show where, for seconds.
-os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-
 _numbers = count()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts jobs in the background with Ctrl-C switched off, and our children inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: one more than processors, since tests also wait, for children and for time."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
