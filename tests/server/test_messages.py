@@ -73,8 +73,11 @@ def test_tokens_are_counted_as_they_are_used(forced: Live) -> None:
     usage = forced.ok("/v1/messages", **body, max_tokens=1)["usage"]
     assert n_tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert usage["cache_creation_input_tokens"] == 0
-    for path, sent in (("chat/completions", {"messages": HELLO}), ("responses", {"input": "hi"})):
-        usage = forced.ok(f"/v1/{path}", **sent)["usage"]
+    for path, sent, least in (
+        ("chat/completions", {"messages": HELLO}, {"max_tokens": 1}),
+        ("responses", {"input": "hi"}, {"max_output_tokens": 16}),
+    ):
+        usage = forced.ok(f"/v1/{path}", **sent, **least)["usage"]
         counted = forced.ok(f"/v1/{path}/input_tokens", **sent)["input_tokens"]
         assert counted == usage.get("prompt_tokens", usage.get("input_tokens"))
     # Beyond the context, too: agents shorten a conversation by the count.
