@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-# Threads of llama.cpp that wait for each other sleep, here and in all children: with more threads
-# than cores, as xdist has them, spinning ones take 30 times as long. libgomp reads it once.
+# Here and in all children, one thread by default, and threads that wait for each other sleep: with
+# more threads than cores, as xdist has them, a pass waits for a core at each of its operations, and
+# spinning threads take 30 times as long. libgomp reads them once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A child that ends by an assertion of ggml would wait for gdb to show where, for seconds.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
@@ -83,17 +87,22 @@ def _amx(_caches: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _threads(_amx: None) -> Iterator[None]:
-    """One thread by default where llama.cpp has threads of its own, which spin as they wait.
+    """The number of threads does not vary.
 
-    With more of them than cores, as xdist has them, a pass can take a second. The number does not
-    vary: tests that run beside each other would change the rounding of each other's texts.
+    Tests that run beside each other would change the rounding of each other's texts.
     """
-    from ggufspec.llama import context, devices
+    from ggufspec.llama import context
 
     with pytest.MonkeyPatch.context() as patch:
-        if "OPENMP" not in str(devices.machine()["llama_cpp_build"]):
-            patch.setattr(context, "n_threads_default", lambda: 1)
         patch.setattr(context, "ThreadCount", lambda n_most: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates() -> Iterator[None]:
+    """The system's certificates are read once, not for each client: all ask by plain HTTP."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
 
 

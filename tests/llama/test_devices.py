@@ -87,6 +87,7 @@ def test_threads_are_no_more_than_the_quota_and_the_performance_cores(
     monkeypatch.setattr(Path, "read_text", lambda path, **_: f"{path}\n")  # each has its own core
     monkeypatch.setattr(devices, "cpu_quota", lambda: quota)
     monkeypatch.setattr(devices, "fast_cores", lambda: fast)
+    monkeypatch.delenv("OMP_NUM_THREADS")
     assert n_threads_default() == n_threads
 
 
@@ -96,4 +97,5 @@ def test_macos_tells_its_fast_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = {"hw.perflevel0.physicalcpu": "", "hw.physicalcpu": "6\n"}
     answer = lambda command, **_: subprocess.CompletedProcess(command, 0, printed[command[-1]])  # noqa: E731
     monkeypatch.setattr(subprocess, "run", answer)
+    monkeypatch.delenv("OMP_NUM_THREADS")
     assert n_threads_default() == 6
