@@ -23,6 +23,8 @@ from ggufspec.batch.run import (
 )
 from ggufspec.common.prompts import Prompt
 
+# Without "off", each test would measure which attention is faster.
+LOAD: dict[str, Any] = {"n_threads": 1, "flash_attention": "off"}
 SETTINGS = {"max_tokens": 24, "n_draft": 2, "drafter": None, "temperature": 0.8}
 
 
@@ -53,7 +55,7 @@ class BatchSetup:
                 "target": str(self.target),
                 "draft": str(self.draft),
                 "settings": {**SETTINGS, **(settings or {})},
-                "load": {"n_threads": 1, **(load or {})},
+                "load": {**LOAD, **(load or {})},
                 **plan,
             }
         )

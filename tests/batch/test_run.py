@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from batch.conftest import BatchSetup, killing, texts, together
+from batch.conftest import LOAD, BatchSetup, killing, texts, together
 
 from ggufspec.batch.run import BatchEvent, WorkerEvent, prompt_seed
 from ggufspec.common.prompts import Prompt
@@ -55,7 +55,7 @@ def test_an_engine_of_its_own_writes_the_same_text_from_the_recorded_seed(
 ) -> None:
     records = batch.run(texts(3), settings={"verify": "rejection"}, seed=7)
     record = records[2]
-    with load(batch.target, batch.draft, n_threads=1, tuned=False) as engine:
+    with load(batch.target, batch.draft, **LOAD, tuned=False) as engine:
         done = engine.generate(
             texts(3)[2].turns[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
         )
@@ -126,7 +126,7 @@ def test_turns_are_answered_in_order(batch: BatchSetup) -> None:
     assert (records[0]["question_id"], len(choice["turns"])) == (81, 2)
     assert choice["new_tokens"] == [24, 24]
     assert records[0]["n_generated"] == 48
-    with load(batch.target, n_threads=1, tuned=False) as engine:
+    with load(batch.target, **LOAD, tuned=False) as engine:
         said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
         options: Any = {"max_tokens": 24, "temperature": 0, "drafter": "none"}
         first = engine.chat(said, **options).text

@@ -61,7 +61,7 @@ class Long:
 
     def __init__(self, talker: Path, prompts: Path, output: Path, *args: str) -> None:
         given = ["-m", talker, "-t", "1", "-n", "120", "--drafter", "none", "-v", *args]
-        given += ["--num-processes", "2"]
+        given += ["--num-processes", "2", "-fa", "off"]
         self.output = output
         self.part = output.with_name(f"{output.name}.part")
         self.process = started("batch", prompts, "-o", output, *given, start_new_session=True)

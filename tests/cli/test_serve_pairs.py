@@ -151,7 +151,7 @@ def test_memory_is_predicted_from_the_options(
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_nothing_is_left_after_kill_9_of_the_router(folder: Path) -> None:
     line = ("serve", "-m", folder / "large.gguf", "-m", folder / "sub" / "other.gguf", "-t", "1")
-    with started(*line, "--port", "0") as process:
+    with started(*line, "-fa", "off", "--port", "0") as process:
         assert process.stdout is not None
         url = process.stdout.readline().decode().strip()
         body = {"model": "other", "prompt": "hi", "max_tokens": 1}

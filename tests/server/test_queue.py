@@ -201,7 +201,7 @@ def start(*args: str | Path, preamble: str = "") -> tuple[subprocess.Popen[str],
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", PREAMBLE + preamble + COMMAND),
-            *("serve", "-t", "1", "--port", "0", *map(str, args)),
+            *("serve", "-t", "1", "-fa", "off", "--port", "0", *map(str, args)),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

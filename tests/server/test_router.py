@@ -29,8 +29,8 @@ HI: dict[str, Any] = {"prompt": "hi", "max_tokens": 2}
 
 
 def plan(name: str, *words: object, n_bytes: int = 10**9, **more: Any) -> PairPlan:
-    common = ("--threads", "1", "--cache-ram", "0", "--parallel", "1", "--alias", name)
-    line = [*common, *map(str, words)]
+    common = "--threads 1 --flash-attn off --cache-ram 0 --parallel 1 --alias"
+    line = [*common.split(), name, *map(str, words)]
     return PairPlan(name, line, Memory(0, n_bytes), FACTS, {"max_model_len": 1024}, **more)
 
 
