@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from copy import deepcopy
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,6 @@ import pytest
 
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.errors import PromptError
-
-utils = pytest.importorskip("transformers.utils.chat_template_utils")
 
 FOLDER = os.environ.get("GGUFSPEC_CHAT_TEMPLATES")
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -115,9 +114,15 @@ def ours(process: TemplateProcess, source: str, conversation: str) -> str | None
         return None
 
 
+@cache
+def utils() -> Any:
+    """Imported by the tests themselves, since that takes a second in each process."""
+    return pytest.importorskip("transformers.utils.chat_template_utils")
+
+
 def theirs(source: str, conversation: str) -> list[str]:
     """The prompts of transformers, for messages in each form that its user could have to choose."""
-    made = []
+    made, render = [], utils().render_jinja_template
     for text, other, parts in product((False, True), repeat=3):
         messages, tools = deepcopy(CONVERSATIONS[conversation])
         for call in calls_of(messages):
@@ -130,7 +135,7 @@ def theirs(source: str, conversation: str) -> list[str]:
             if parts and message["content"] is not None:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         try:
-            made += utils.render_jinja_template(
+            made += render(
                 [messages], tools or None, None, source, add_generation_prompt=True, **TOKENS
             )[0]
         except Exception:
@@ -157,7 +162,7 @@ def test_a_last_message_is_continued_as_theirs(process: TemplateProcess, name: s
     template = ChatTemplate(OWN[name], bos_text="<s>", eos_text="</s>", process=process)
     if name == "parts":
         messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-    expected = utils.render_jinja_template(
+    expected = utils().render_jinja_template(
         [deepcopy(messages)], None, None, OWN[name], continue_final_message=True, **TOKENS
     )[0][0]
     assert template.render(messages, continue_final_message=True) == expected

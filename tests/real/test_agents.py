@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import openai
 import pytest
 from real_models import Load
 from serving import serving
@@ -15,6 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations of the client'
 
 def test_an_agent_uses_two_tools(load: Load) -> None:
     agents: Any = pytest.importorskip("agents")
+    openai: Any = pytest.importorskip("openai")
     agents.set_tracing_disabled(True)
     called: list[tuple[str, str]] = []
 

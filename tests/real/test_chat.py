@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import llama_cpp
-import openai
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from real_models import FILES, Load, MakeLlama, PathOf
@@ -107,6 +106,8 @@ def pair(load: Load) -> Engine:
 
 
 def test_the_server_answers_whole_and_in_a_stream(pair: Engine) -> None:
+    import openai
+
     asked: dict[str, Any] = {"model": "x", "messages": USER, "temperature": 0, "max_tokens": 16}
     defaults = {"n_draft": 3}
     with (
@@ -127,6 +128,8 @@ def test_the_server_answers_whole_and_in_a_stream(pair: Engine) -> None:
 
 
 def test_the_server_passes_tools_and_their_results_on(pair: Engine) -> None:
+    import openai
+
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
     prompt = pair.render(CALLED, tools=TOOLS)
     wanted = pair.generate(prompt, n_draft=3, **options).text

@@ -15,7 +15,7 @@ from ggufspec.decoding.types import Draft, Logits, Probs, Verify
 from ggufspec.errors import OptionError
 
 try:
-    from scipy.stats import ks_2samp, norm, permutation_test, qmc  # type: ignore[import-untyped]
+    import scipy  # type: ignore[import-untyped]  # it imports scipy.stats where that is used
 except ImportError as error:
     raise OptionError(
         "an audit needs scipy, which is not installed; install it with "
@@ -111,7 +111,7 @@ def rule_error(
     rows = as_rows(np.tile(target, (n_drafted + 1, 1)))
     parents = [-1] * n_drafted if n_drafted > 1 else []
     outcomes = np.zeros((_N_SEQUENCES, len(target)))
-    sequences = [qmc.Halton(n_drafted + 1, rng=i) for i in range(_N_SEQUENCES)]
+    sequences = [scipy.stats.qmc.Halton(n_drafted + 1, rng=i) for i in range(_N_SEQUENCES)]
     n_min = round(_N_POINTS_MIN ** (1 / n_drafted))
     for tokens in permutations(possible, n_drafted):
         proposed, weight = _without_replacement(draft, tokens)
@@ -160,15 +160,15 @@ def uniform_shift(name: str, plain: Floats, speculative: Floats, alpha: float) -
     """
     effect = float(speculative.mean() - plain.mean())
     error = _shift_error(len(plain), len(speculative))
-    reach = float(norm.isf(alpha / 2)) * error
-    p = float(2 * norm.sf(abs(effect) / error))
+    reach = float(scipy.stats.norm.isf(alpha / 2)) * error
+    p = float(2 * scipy.stats.norm.sf(abs(effect) / error))
     return Test(name, effect, effect - reach, effect + reach, p, p)
 
 
 def kolmogorov_smirnov(name: str, plain: Floats, speculative: Floats, alpha: float) -> Test:
     """Tests the largest difference of the distribution functions; its interval is the band of
     Dvoretzky, Kiefer, Wolfowitz and Massart (https://doi.org/10.1214/aop/1176990746)."""
-    effect, p = map(float, ks_2samp(plain, speculative, method="asymp"))
+    effect, p = map(float, scipy.stats.ks_2samp(plain, speculative, method="asymp"))
     # Each of the two functions is within its band with confidence 1 - alpha / 2.
     reach = sum(math.sqrt(math.log(4 / alpha) / (2 * len(s))) for s in (plain, speculative))
     return Test(name, effect, max(effect - reach, 0.0), min(effect + reach, 1.0), p, p)
@@ -212,7 +212,7 @@ def energy(
         found: Floats = np.round(-np.einsum("...i,...i", weights @ distances, weights), 9)
         return found
 
-    found = permutation_test(
+    found = scipy.stats.permutation_test(
         (np.arange(n), np.arange(n, 2 * n)),
         distance,
         permutation_type="samples",
@@ -237,6 +237,7 @@ def holm(tests: Sequence[Test]) -> tuple[Test, ...]:
 
 def smallest_shift(n_plain: int, n_speculative: int, alpha: float, n_tests: int) -> float:
     """The mean shift that each of `n_tests` tests finds with at least 90 % power (Bonferroni)."""
+    norm = scipy.stats.norm
     z = float(norm.isf(alpha / n_tests / 2) + norm.ppf(_POWER))
     return z * _shift_error(n_plain, n_speculative)
 
