@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import DIFFERENCE, render, shared
-from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts
-from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, gathered, only, option
-from ggufspec.cli.text_settings import audited_options, conditions, with_file_sampling
-from ggufspec.common import defaults
+from ggufspec.cli.options import added, gathered, load_options, options
+from ggufspec.cli.text_settings import conditions, to_generate, with_file_sampling
 from ggufspec.common.prompts import TEXTS, read_prompts
 
 if TYPE_CHECKING:
@@ -22,59 +20,22 @@ if TYPE_CHECKING:
 
 
 @click.command(name="audit", cls=shared.SectionedCommand)
-@gathered(
-    "pair",
-    shared.target_option(),
-    shared.draft_option(required=True),
-    shared.offline_option,
-    make=PairOptions,
-)
-@option(
-    "--prompts prompt_file",
-    'File of prompts: JSON lines with "prompt" or "turns", or plain text, one per paragraph '
-    "(if there are empty lines) or per line.  [default: eight built-in prompts]",
-    type=click.Path(path_type=Path),
-)
+@shared.pair_options("target", "draft", "offline", draft={"required": True})
 @gathered(
     "audited",
-    shared.draft_n_option_of(
-        defaults.N_DRAFT_FIXED,
-        "Draft length: tokens drafted per round; auto drafts fewer tokens, so the same number of "
-        "texts is weaker evidence.",
-    ),
-    *only(shared.DRAFTING, "tree", "verify"),
-    option(
-        "--runs n_runs",
-        "Number of texts of each kind, plain and speculative; prompts are used in rotation.",
-        type=AT_LEAST_1,
-        default=defaults.AUDIT_RUNS,
-    ),
-    option(
-        "-n --n-predict n_tokens | --predict $LLAMA_ARG_N_PREDICT",
-        "Maximum tokens of a text.",
-        type=click.IntRange(min=2),
-        default=defaults.AUDIT_TOKENS,
-    ),
-    option(
-        "--alpha",
-        "Probability of a false alarm of the whole audit.",
-        type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
-        default=defaults.AUDIT_ALPHA,
-    ),
-    option(
-        "--near-tie",
-        "Largest logit gap at which rounding may explain different greedy texts, on GPUs and with "
-        "llama.cpp's kernels. A larger gap is allowed if rounding is measured to change this "
-        "model's logits by more.",
-        type=NOT_NEGATIVE,
-        default=defaults.AUDIT_NEAR_TIE,
-    ),
-    shared.seed_option,
+    *options("audited"),
+    *options("drafting", "tree", "verify"),
+    *options("text", "seed"),
 )
-@audited_options
+@gathered(
+    "options",
+    *options("text", "temperature"),
+    *options("drafting", "draft_temperature"),
+    *(each for group in ("sampling", "constraints") for each in options(group)),
+    make=to_generate,
+)
 @load_options()
-@shared.json_option
-@shared.verbose_option
+@added(*options("audit"), *options("output", "as_json", "verbose"))
 def command(
     pair: PairOptions,
     prompt_file: Path | None,

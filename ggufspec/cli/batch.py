@@ -16,17 +16,9 @@ from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan, LocalProcess, StartWorker
 from ggufspec.cli import ERROR, INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import LateBars, PairOptions, late_bars, room_for_drafts, usual_text
-from ggufspec.cli.parameters import (
-    AT_LEAST_1,
-    COUNT,
-    NOT_NEGATIVE,
-    PATH,
-    POSITIVE,
-    gathered,
-    option,
-)
+from ggufspec.cli.option_values import PATH
+from ggufspec.cli.options import added, gathered, load_options, options
 from ggufspec.common.facts import counted, plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, read_prompts
@@ -42,71 +34,11 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
 
 @click.command(name="batch", cls=shared.SectionedCommand)
 @click.argument("prompt_file", metavar="PROMPTS", type=PATH)
-@option(
-    "-o --output",
-    "File for the records: JSON lines in the order of the prompts; -: stdout.",
-    required=True,
-    type=PATH,
-)
-@shared.pair_options
-@gathered(
-    "planned",
-    option(
-        "--num-processes n_workers",
-        "Number of worker processes. Without -t they share the cores.",
-        type=click.IntRange(1, 1024),
-        default=1,
-    ),
-    option(
-        "--retries n_retries", "Retries of a prompt whose process crashed.", type=COUNT, default=2
-    ),
-    option(
-        "--timeout | -to",
-        "Time limit of a prompt. Beyond it, the prompt has failed.  [default: none]",
-        type=POSITIVE,
-        metavar="SECONDS",
-    ),
-    option(
-        "--chat/--no-chat",
-        "Whether to apply the target's chat template.  [default: for messages, and for turns if "
-        "it has a template]",
-        default=None,
-        show_default=False,
-    ),
-    shared.system_option_of("System message of conversations without one; implies --chat."),
-    option(
-        "-s --seed",
-        "Seed. Each text gets its own, derived from this seed and its place in the file.",
-        type=COUNT,
-        default=0,
-    ),
-)
-@option(
-    "--cluster address",
-    "Run the processes on a Ray cluster. host:port, ray://host:port, or auto (one running "
-    "here); without a value, on a temporary Ray on this machine. Every node needs this version of "
-    "ggufspec and the models at the same paths. A process reserves -t CPUs, or else its share of "
-    "them.",
-    is_flag=False,
-    flag_value="local",
-    metavar="[ADDRESS]",
-)
-@option(
-    "--cluster-gpus n_gpus",
-    "GPUs that each process reserves on the cluster; it sees only these.",
-    type=NOT_NEGATIVE,
-    default=0,
-)
-@option("--resume", "Continue an interrupted batch. Finished prompts are kept.", is_flag=True)
-@option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
-@option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
-@text_settings.text_options(shared.max_tokens_option)
+@shared.pair_options("target", "draft", "offline", "yes", draft={"more": shared.LOOKUP})
+@gathered("planned", *options("planned"))
+@text_settings.text_options(*options("text", "temperature", "max_tokens", "stop", "ignore_eos"))
 @load_options("texts")
-@option(
-    "-v --verbose | --log-verbose",
-    "Show on stderr which process runs which prompt, and llama.cpp's log.",
-    is_flag=True,
-)
+@added(*options("batch"))
 def command(
     prompt_file: Path,
     output: Path,

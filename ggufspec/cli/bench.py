@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
@@ -12,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import INTERRUPTED, render, shared
-from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import late_bars, load_with_bars
-from ggufspec.cli.parameters import AT_LEAST_1, COUNT, FILE, NOT_NEGATIVE, option
-from ggufspec.cli.shared import DRAFT_LENGTH, TREE
-from ggufspec.cli.text_settings import sampling_options_beside_temperature
-from ggufspec.common import defaults
+from ggufspec.cli.option_values import FILE
+from ggufspec.cli.options import added, gathered, load_options, options
+from ggufspec.cli.text_settings import to_generate
 from ggufspec.common.files import check_writable, format_bytes, write_file
-from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
@@ -27,154 +23,18 @@ if TYPE_CHECKING:
     from ggufspec.bench.run import PairBenchmark
     from ggufspec.bench.tables import Table
 
-PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2")
 _STARTING = "Starting what to compare with"
 SAVE_SECONDS = 2.0  # minimum time between two writes of the file
 SAVE_SHARE = 0.05  # maximum share of the time spent on writes: one takes seconds with many texts
 
 
-def _listed(kind: click.ParamType[Any], what: str) -> Callable[..., tuple[Any, ...]]:
-    """A callback that parses a comma-separated list of values and of ranges like 1-8."""
-
-    def read(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Any, ...]:
-        if text is None:
-            return ()
-        parts = [part.strip() for part in text.split(",")]
-        values = [value for part in parts for value in _expanded(part)]
-        try:
-            found = [kind.convert(value, option, context) for value in values]
-        except click.BadParameter:
-            found = []
-        if not (found and all(parts)):
-            raise click.BadParameter(f"{text!r} is not a list of {what}")
-        return tuple(dict.fromkeys(found))
-
-    return read
-
-
-def _expanded(part: str) -> Sequence[str]:
-    first, _, last = part.partition("-")
-    if first.isdecimal() and last.isdecimal() and len(part) <= 6:
-        return [str(n) for n in range(int(first), int(last) + 1)] or [part]
-    return [part]
-
-
-_format_option = option(
-    "--format form",
-    "Format of the tables.",
-    type=click.Choice(("table", "markdown")),
-    default="table",
-)
-
-
 @click.group(cls=shared.SectionedGroup, invoke_without_command=True)
-@option(
-    "--preset",
-    f"A known experiment: {', '.join(PRESETS)}. Its models are measured if they are on this "
-    "machine, else the stand-in; its source's results stand beside them. notebook: "
-    "Llama 3 70B Q3_K_S with 8B Q3_K_L, 45 of 80 layers on the GPU; llama-ssp: Llama 13B, 30B, 65B "
-    "with 7B, milliseconds per token; llmss: Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two "
-    "papers' variants; gpt2: GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens.",
-    type=click.Choice(PRESETS),
-    metavar="NAME",
-)
-@shared.pair_or_embedded_options(shared.SEVERAL)
-@option(
-    "--draft-n lengths",
-    "Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
-    metavar="LIST",
-    callback=_listed(DRAFT_LENGTH, "lengths such as auto,3 or 1-8 (at most 64)"),
-)
-@option(
-    "--tree trees",
-    "Branches in drafts: a list of auto, on, off; see run.  [default: auto]",
-    metavar="LIST",
-    callback=_listed(TREE, "auto, on, off"),
-)
-@option(
-    "--drafter drafters",
-    "Drafting strategies: auto, model, staged, ngram, forced.  [default: auto with --draft-n "
-    "auto, else model]",
-    metavar="LIST",
-    callback=_listed(click.STRING, "drafters"),
-)
-@option(
-    "--verify rules",
-    f"Verification rules: traversal, rejection, match.  [default: {defaults.VERIFY}]",
-    metavar="LIST",
-    callback=_listed(click.STRING, "rules"),
-)
-@option(
-    "--temp temperatures | --temperature $LLAMA_ARG_TEMPERATURE",
-    f"Temperatures; 0 is greedy.  [default: the target file's, or {Sampling.temperature}]",
-    metavar="LIST",
-    callback=_listed(NOT_NEGATIVE, "temperatures"),
-)
-@option("-p --prompt", "A single prompt.")
-@option(
-    "--prompts prompt_file",
-    "Prompts: JSON lines (Spec-Bench, MT-bench), or plain text. Lines have turns or prompt, and "
-    "question_id and category.  [default: built-in prompts]",
-    type=FILE,
-)
-@option(
-    "--n-prompts", "Use at most this many prompts, spread over the categories.", type=AT_LEAST_1
-)
-@option(
-    "--chat/--no-chat",
-    "Whether to use the target's chat template.  [default: for prompts with a category]",
-    default=None,
-)
-@option(
-    "-n --n-predict n_tokens | --predict $LLAMA_ARG_N_PREDICT",
-    "Tokens to generate for each prompt.  [default: 128]",
-    type=AT_LEAST_1,
-)
-@option(
-    "--ignore-eos/--eos",
-    "Continue after the end-of-text token.  [default: ignore-eos]",
-    default=None,
-)
-@option(
-    "--runs n_runs",
-    "Times that each contender continues each prompt.  [default: 3]",
-    type=click.IntRange(1, 10_000),
-)
-@option(
-    "--warm-up n_warm_up",
-    "Tokens that each contender generates before the measurement.",
-    type=COUNT,
-    default=32,
-)
-@option("-s --seed", "Seed.", type=COUNT, default=0)
-@_format_option
-@option(
-    "--json json_path",
-    "Write all raw data into this file. It is written after each text.",
-    type=FILE,
-)
-@option("--resume", "Continue an interrupted benchmark from its --json file.", is_flag=True)
-@option(
-    "--against",
-    "Measure other programs in alternation. They are llama-server with and without the draft, and "
-    "llama-cpp-python. The latter has no flash attention: its greedy texts equal ours only with "
-    "-fa off.",
-    type=click.Choice(["llama.cpp"]),
-)
-@option(
-    "--llama-bin",
-    "Folder of llama.cpp's programs.  [default: that of llama-server on PATH]",
-    type=click.Path(path_type=Path, file_okay=False),
-)
-@option(
-    "--plot plot_path",
-    "Draw a plot into this .png or .svg file. It shows speed-up and cost by draft length, "
-    "acceptance by position, and one text over time. Needs ggufspec[plot].",
-    type=FILE,
-)
-@sampling_options_beside_temperature
+@shared.pair_options(target={"required": False}, draft={"more": shared.SEVERAL})
+@gathered("sampling", *options("sampling"), *options("constraints"), make=to_generate)
 @load_options()
-@shared.log_option
+@added(
+    *options("bench"), *options("bench_compare"), *options("output", "verbose", verbose=shared.LOG)
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -241,7 +101,7 @@ def command(
 @command.command()
 @click.argument("before", type=FILE)
 @click.argument("after", type=FILE)
-@_format_option
+@added(*options("bench_compare"))
 def compare(before: Path, after: Path, form: str) -> None:
     """Compare two benchmarks by their --json files.
 

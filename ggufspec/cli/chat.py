@@ -13,8 +13,8 @@ import click
 
 from ggufspec.cli import ERROR, chat_messages, render, shared, text_settings
 from ggufspec.cli.chat_messages import AnswerForm, Entry, Keyboard, read_entry
-from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions
+from ggufspec.cli.options import added, load_options, options
 from ggufspec.cli.run import Run, generate, loaded, report
 from ggufspec.common.facts import counted, json_object, plain
 from ggufspec.common.files import check_writable, format_bytes, write_file
@@ -54,12 +54,10 @@ _FULL = (
 
 
 @click.command(name="chat", cls=shared.SectionedCommand)
-@shared.pair_options
-@shared.system_option_of("System message.")
-@text_settings.text_options(shared.max_tokens_option, shared.seed_option)
+@shared.pair_options("target", "draft", "offline", "yes", draft={"more": shared.LOOKUP})
+@text_settings.text_options(*options("text"))
 @load_options("texts", "chats")
-@shared.color_option
-@shared.explaining_option
+@added(*options("chat"), *options("output", "color"), *options("run", "verbose"))
 def command(
     pair: PairOptions,
     system: str | None,

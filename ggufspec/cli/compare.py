@@ -17,11 +17,9 @@ import click
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, TimedText, verdict
 from ggufspec.cli import INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts, usual_text
-from ggufspec.cli.parameters import AT_LEAST_1, NOT_NEGATIVE, option
+from ggufspec.cli.options import added, gathered, load_options, options
 from ggufspec.cli.run import prompt_of, read_prompt
-from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, write_file
 
 if TYPE_CHECKING:
@@ -42,33 +40,15 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
 @click.command(name="compare", cls=shared.SectionedCommand)
-@shared.pair_or_embedded_options(f"{shared.LOOKUP} {shared.SEVERAL}")
-@shared.prompt_options
+@shared.pair_options(
+    target={"required": False}, draft={"more": f"{shared.LOOKUP} {shared.SEVERAL}"}
+)
+@gathered("asked", *options("asked"))
 @text_settings.text_options(
-    option(
-        "-n --n-predict max_tokens | --predict $LLAMA_ARG_N_PREDICT",
-        "Maximum tokens to generate with each of the two.",
-        type=AT_LEAST_1,
-        default=defaults.COMPARE_TOKENS,
-    ),
-    shared.seed_option,
+    *options("text", "temperature", "seed", "stop", "ignore_eos"), *options("compared")
 )
 @load_options()
-@option(
-    "--speed",
-    "Speed of the replay, relative to the race; 0: show only the end.",
-    type=NOT_NEGATIVE,
-    default=1.0,
-)
-@option(
-    "--record",
-    "Also write the race to a file: .svg (an animated picture) or .cast (for asciinema).",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-)
-@shared.color_option
-@option("--json as_json", "Print one JSON document instead: no replay.", is_flag=True)
-@shared.verbose_option
+@added(*options("compare"), *options("output", "color", "verbose"))
 def command(
     pair: PairOptions,
     asked: dict[str, Any],

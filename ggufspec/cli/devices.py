@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ggufspec.cli import render, shared
+from ggufspec.cli.options import added, options
 from ggufspec.common import child
 from ggufspec.common.facts import json_object
 from ggufspec.common.files import format_bytes
@@ -19,7 +20,7 @@ _N_SHOWN = 5  # lines to show of a driver's output
 
 
 @click.command(name="devices", cls=shared.SectionedCommand)
-@shared.json_option
+@added(*options("output", "as_json"))
 def command(as_json: bool) -> None:
     """Show what llama.cpp can run on, what it was built with, and what it lacks.
 

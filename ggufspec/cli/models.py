@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from ggufspec.cli import DIFFERENCE, render, shared
+from ggufspec.cli import DIFFERENCE, render
 from ggufspec.cli.loading import late_bars, room
-from ggufspec.cli.parameters import option
+from ggufspec.cli.options import added, options
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
@@ -49,7 +49,7 @@ def command() -> None:
 
 
 @command.command(name="list")
-@shared.json_option
+@added(*options("output", "as_json"))
 def list_models(as_json: bool) -> None:
     """List the registered models.
 
@@ -79,7 +79,7 @@ def list_models(as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@shared.json_option
+@added(*options("output", "as_json"))
 def show(name: str, as_json: bool) -> None:
     """Show registry entry, pairs and file header of a model."""
     registry = load_registry()
@@ -137,7 +137,7 @@ def path(name: str) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@shared.json_option
+@added(*options("output", "as_json"))
 def check(names: tuple[str, ...], as_json: bool) -> int:
     """Compare registry entries (default: all) with the hub. Downloads no model.
 
@@ -199,7 +199,7 @@ def verify(name: str) -> int:
 
 @command.command()
 @click.argument("name")
-@option("--yes", "Do not ask for confirmation.", is_flag=True)
+@added(*options("models"))
 def rm(name: str, yes: bool) -> None:
     """Remove a model from the Hugging Face cache."""
     paths = [path.parent.resolve() / path.name for path in _here(name)]

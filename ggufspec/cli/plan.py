@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -12,11 +11,9 @@ from typing import Any
 import click
 
 from ggufspec.cli import render, shared
-from ggufspec.cli.load_options import named
 from ggufspec.cli.loading import AUTO_DRAFT
-from ggufspec.cli.parameters import SHARE, gathered, option
+from ggufspec.cli.options import added, gathered, options
 from ggufspec.cli.text_settings import refuse_without_draft, was_given
-from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.models.adapters import adapters_of
@@ -34,77 +31,19 @@ from ggufspec.placement.overrides import on_cpu
 from ggufspec.placement.plan import OffloadPlan, PlacementOptions, alternatives, ffn_name
 from ggufspec.placement.speeds import Gpu, Machine, experts_note, with_less_memory
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(i?))?(B?)\s*", re.IGNORECASE)
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free
-_MOST_BYTES = 2**53
-_LEAST_BANDWIDTH = 10**6
 _OPTIONS = {EXPERTS: "--n-cpu-moe", DENSE: "--n-cpu-ffn"}
 
 
-def parse_bytes(value: str) -> int:
-    """Bytes of "24GiB", "24G" (the same), "25.7GB". Raises BadParameter."""
-    if matched := _SIZE.fullmatch(value):
-        number, prefix, binary, unit = matched.groups()
-        power = "KMGT".index(prefix.upper()) + 1 if prefix else 0
-        found = float(number) * (1000.0 if unit and not binary else 1024.0) ** power
-        if 0 <= found <= _MOST_BYTES:
-            return round(found)
-    raise click.BadParameter(f"{value!r} is not a size; write it like 24GiB")
-
-
-def _bandwidth(value: str) -> int:
-    if (found := parse_bytes(value)) < _LEAST_BANDWIDTH:
-        raise click.BadParameter(f"{value!r} is not a bandwidth; write it like 60GB")
-    return found
-
-
 @click.command(name="plan", cls=shared.SectionedCommand)
-@shared.target_option()
-@shared.draft_option()
+@added(*options("pair", "target", "draft"))
+@gathered("hardware", *options("hardware"), *options("load", "rpc"))
 @gathered(
-    "hardware",
-    option(
-        "--vram",
-        "Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
-        "0: no GPU.  [default: free memory of this machine]",
-        metavar="SIZE,...",
-        type=lambda value: [parse_bytes(part) for part in value.split(",") if part.strip()],
-    ),
-    option(
-        "--ram",
-        "Main memory.  [default: free memory of this machine; with --vram, unlimited]",
-        metavar="SIZE",
-        type=parse_bytes,
-    ),
-    option(
-        "--gpu-bandwidth",
-        "Nominal bytes/s of the GPUs, such as 1008GB.  [default: by name]",
-        metavar="SIZE",
-        type=_bandwidth,
-    ),
-    option(
-        "--ram-bandwidth",
-        "Effective bytes/s of main memory, such as 45GB.  [default: as measured here with other "
-        "models, or 40GB]",
-        metavar="SIZE",
-        type=_bandwidth,
-    ),
-    *named("rpc"),
+    "wished", *options("wished"), *options("load", "n_ctx", "n_ctx_draft", "type_k", "type_v")
 )
-@gathered(
-    "wished",
-    option(
-        "--acceptance",
-        "Acceptance rate of a drafted token, if all tokens before it were accepted.",
-        type=SHARE,
-        default=defaults.ACCEPTANCE,
-    ),
-    shared.draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16."),
-    *named("n_ctx", "n_ctx_draft", "type_k", "type_v"),
-)
-@gathered("adapters", *named("lora", "lora_draft"))
-@gathered("projecting", *named("mmproj", "mmproj_auto"))
-@shared.json_option
+@gathered("adapters", *options("load", "lora", "lora_draft"))
+@gathered("projecting", *options("load", "mmproj", "mmproj_auto"))
+@added(*options("output", "as_json"))
 def command(
     target: str,
     draft: str | None,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import (
     PairOptions,
     late_bars,
@@ -21,10 +20,9 @@ from ggufspec.cli.loading import (
     usual_text,
     wants_projector,
 )
-from ggufspec.cli.parameters import FILE, PATH, option
+from ggufspec.cli.options import added, gathered, load_options, options
 from ggufspec.common.files import check_writable
 from ggufspec.common.reading import decoded, read_file, read_text
-from ggufspec.engine.load_options import OPTIONS
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -36,37 +34,11 @@ if TYPE_CHECKING:
 
 
 @click.command(name="run", cls=shared.SectionedCommand)
-@shared.pair_options
-@shared.prompt_options
-@text_settings.text_options(shared.max_tokens_option, shared.seed_option)
-@load_options(
-    *("texts", "chats"),
-    chat_template={"help": f"{OPTIONS['chat_template'].help[:-1]}; implies --chat."},
-)
-@option(
-    "--prediction",
-    "File with a text that the answer may repeat, such as code before an edit. Tokens are drafted "
-    "from it; it does not change the answer.",
-    type=FILE,
-)
-@option(
-    "--image images",
-    "Image that the prompt is about; may be given several times; implies --chat.",
-    type=FILE,
-    multiple=True,
-)
-@option(
-    "--prompt-cache",
-    "File with the models' KV caches: restored if it exists, and saved at the end with prompt and "
-    "text. A later prompt that begins with the saved text reads only the rest.",
-    type=PATH,
-    metavar="FILE",
-)
-@option("--prompt-cache-ro", "Only restore the file of --prompt-cache.", is_flag=True)
-@option("--compare", "Also measure the speed-up over plain decoding.", is_flag=True)
-@shared.color_option
-@shared.json_option
-@shared.explaining_option
+@shared.pair_options("target", "draft", "offline", "yes", draft={"more": shared.LOOKUP})
+@gathered("asked", *options("asked"))
+@text_settings.text_options(*options("text"))
+@load_options("texts", "chats", chat_template={"more": "Implies --chat."})
+@added(*options("output", "color", "as_json"), *options("run"))
 def command(
     pair: PairOptions,
     asked: dict[str, Any],

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import (
     PairOptions,
     late_bars,
@@ -21,20 +20,12 @@ from ggufspec.cli.loading import (
     room_for_drafts,
     wants_projector,
 )
-from ggufspec.cli.parameters import (
-    AT_LEAST_1,
-    COUNT,
-    NOT_NEGATIVE,
-    PATH,
-    POSITIVE,
-    gathered,
-    option,
-)
+from ggufspec.cli.options import added, gathered, load_options, options
 from ggufspec.cli.serve_pairs import named_pairs, opened_pairs
 from ggufspec.common import child, defaults
 from ggufspec.common.facts import LogFormatter, counted
 from ggufspec.common.reading import read_file
-from ggufspec.engine.load_options import FIT, OPTIONS
+from ggufspec.engine.load_options import FIT
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -43,148 +34,29 @@ if TYPE_CHECKING:
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_N_CTX = (
+    "Context size: tokens of prompt and text together; 0: what the target was trained for.  "
+    "[default: that, or less if memory is short]"
+)
 
 
 @click.command(name="serve", cls=shared.SectionedCommand)
-@shared.pair_or_embedded_options(**shared.SEVERAL_TARGETS)
-@text_settings.default_options
+@shared.pair_options(target={"kind": "targets", "required": False}, draft={"more": shared.LOOKUP})
+@gathered(
+    "settings",
+    *options("text", "temperature", "max_tokens", "seed"),
+    *(each for group in ("drafting", "limits", "sampling") for each in options(group)),
+    make=text_settings.to_generate,
+)
 @load_options(
     *("texts", "chats", "serve"),
-    n_ctx={"help": OPTIONS["n_ctx"].help.replace("at most 4096", "or less if memory is short")},
+    n_ctx={"help": _N_CTX},
     n_slots={"default": defaults.SERVE_SLOTS},
     n_remembered={"default": 0},
 )
-@gathered(
-    "several",
-    option(
-        "--models",
-        "Serve the models of this file, each loaded when a request names it: TOML with a table for "
-        "each name, whose keys are options such as target, draft and ctx-size; or a preset of "
-        "llama-server (.ini). Several --target do the same without a file.",
-        type=PATH,
-        metavar="FILE",
-    ),
-    option(
-        "--models-dir $LLAMA_ARG_MODELS_DIR",
-        "Serve the models in this folder, each with the head or draft that is beside it.",
-        type=PATH,
-        metavar="FOLDER",
-    ),
-    option(
-        "--models-max $LLAMA_ARG_MODELS_MAX",
-        "Of several models, how many may be loaded at the same time; 0: as many as fit.",
-        type=COUNT,
-        default=0,
-    ),
-    option(
-        "--models-ram",
-        "MiB of memory for several models; which fit together is predicted.  [default: the free "
-        "memory at the start]",
-        type=AT_LEAST_1,
-        metavar="MIB",
-    ),
-    option(
-        "--keep-alive",
-        "How long one of several models stays loaded after its last request, such as 30, 5m or 2h; "
-        "-1: until another one needs the memory. A request's keep_alive takes precedence.",
-        default=defaults.SERVE_KEEP_ALIVE,
-        metavar="DURATION",
-    ),
-)
-@option("--of-router", "", is_flag=True, hidden=True)
-@option(
-    "--host $LLAMA_ARG_HOST",
-    "Address to listen on. Unless it is a loopback address, other machines can connect. A path "
-    "that ends with .sock is a Unix socket.",
-    default=defaults.SERVE_HOST,
-)
-@option(
-    "--port $LLAMA_ARG_PORT",
-    "Port to listen on; 0: any free one.",
-    type=click.IntRange(0, 65535),
-    default=defaults.SERVE_PORT,
-)
-@option(
-    "--api-key $GGUFSPEC_API_KEY $LLAMA_API_KEY",
-    "Require this key from clients. Other local users can see command-line arguments; prefer "
-    "the environment variable GGUFSPEC_API_KEY.",
-)
-@option(
-    "--api-key-file $LLAMA_ARG_API_KEY_FILE",
-    "Require one of the keys in this file, one per line.",
-    type=PATH,
-)
-@gathered(
-    "served",
-    option(
-        "--cors-origin cors_origins",
-        "Allow web pages of this origin, such as http://localhost:3000; may be given several "
-        "times.",
-        multiple=True,
-    ),
-    option(
-        "--slot-save-path slot_folder",
-        "Folder in which clients can save and restore slots (POST /slots/ID).",
-        type=PATH,
-        metavar="FOLDER",
-    ),
-    option(
-        "--spm-infill suffix_first",
-        "In prompts of /infill, the suffix comes before the prefix: typing then leaves its cells "
-        "valid. Not all models were trained for it.",
-        is_flag=True,
-    ),
-    option(
-        "--max-queue n_waiting_max",
-        "Requests that may wait; more are refused with status 429.",
-        type=COUNT,
-        default=defaults.SERVE_QUEUE,
-    ),
-    option(
-        "--timeout | -to",
-        "Seconds that a request may take, including waiting.",
-        type=POSITIVE,
-        default=defaults.SERVE_TIMEOUT,
-    ),
-    option(
-        "--max-body n_body_bytes",
-        f"Maximum bytes of a request.  [default: {defaults.SERVE_BODY}, or with images "
-        f"{defaults.SERVE_BODY_IMAGES}]",
-        type=AT_LEAST_1,
-    ),
-    option(
-        "--allow-remote-images",
-        "Fetch images that requests name by address, from public hosts.",
-        is_flag=True,
-    ),
-)
-@option(
-    "--alias | -a $LLAMA_ARG_ALIAS", "Name of the model in responses.  [default: its file name]"
-)
-@option(
-    "--max-tokens n_tokens_max",
-    "Limit on the max_tokens of requests.  [default: the size of the context]",
-    type=AT_LEAST_1,
-)
-@option(
-    "--embeddings | --embedding $LLAMA_ARG_EMBEDDINGS",
-    "Serve embeddings of the target (/v1/embeddings), and no texts.",
-    is_flag=True,
-)
-@option(
-    "--pooling $LLAMA_ARG_POOLING",
-    "How --embeddings combines those of a text's tokens.  [default: as the file says, or none]",
-    type=click.Choice(("none", "mean", "cls", "last")),
-)
-@option(
-    "--grace",
-    "Seconds for running requests to finish after SIGTERM or Ctrl-C.",
-    type=NOT_NEGATIVE,
-    default=defaults.SERVE_GRACE,
-)
-@shared.verbose_option_of(
-    "Show each request, tracebacks of internal errors, and llama.cpp's log on stderr."
-)
+@gathered("several", *options("several"))
+@gathered("served", *options("served"))
+@added(*options("serve"))
 def command(
     pair: PairOptions,
     settings: dict[str, Any],

@@ -9,25 +9,13 @@ import click
 
 from ggufspec.cli import render, shared
 from ggufspec.cli.loading import late_bars
-from ggufspec.cli.parameters import PATH, SHARE, option
+from ggufspec.cli.option_values import PATH
+from ggufspec.cli.options import added, options
 from ggufspec.common.files import format_bytes
 
 
 @click.command(name="standin", cls=shared.SectionedCommand)
-@option(
-    "--like",
-    "The model to imitate: a registered name, user/repo:QUANT of a registered repository, "
-    "registered dimensions with a quantization such as llama-2-13b:Q5_K_M, or a GGUF file.",
-    required=True,
-    metavar="NAME",
-)
-@option(
-    "--agreement",
-    "For a draft: acceptance rate of a drafted token, if all tokens before it were accepted.",
-    type=SHARE,
-    default=1.0,
-)
-@option("-f --force", "Replace an existing file.", is_flag=True)
+@added(*options("standin"))
 @click.argument("path", metavar="OUT", type=PATH)
 def command(like: str, agreement: float, force: bool, path: Path) -> None:
     """Write a file with the size and speed of a model, to measure before a download.

@@ -2,130 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import render, shared
+from ggufspec.cli import render
 from ggufspec.cli.loading import PairOptions
-from ggufspec.cli.parameters import Command, Number, Option, gathered, only, option, read_option
-from ggufspec.common import defaults
+from ggufspec.cli.options import Command, Option, gathered, options
 from ggufspec.common.facts import plain
-from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.models.heads import DraftFile
 
 if TYPE_CHECKING:
     from ggufspec.engine.options import CheckedOptions, FileSampling
 
-_BIAS = re.compile(r"(\d+)([+-](?:inf|\d*\.?\d+(?:e[+-]?\d+)?))", re.IGNORECASE)
 
-
-def _biases(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> Any:
-    """The bias of each token, from texts such as 15043+1, 15043-0.5, 15043-inf."""
-    found = {}
-    for text in given:
-        if (match := _BIAS.fullmatch(text.strip())) is None:
-            raise click.BadParameter(
-                f"{text!r} is not a token id with a bias, such as 15043+1 or 15043-inf"
-            )
-        found[int(match[1])] = float(match[2])
-    return found
-
-
-def _names(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return defaults.SAMPLERS
-    if names := tuple(name.strip() for name in text.split(";") if name.strip()):
-        return names
-    raise click.BadParameter("no sampler is named; give at least 'temperature'")
-
-
-def _breakers(
-    context: click.Context, option: click.Parameter, given: tuple[str, ...]
-) -> tuple[str, ...]:
-    if not given:
-        return defaults.DRY_SEQUENCE_BREAKERS
-    return tuple(text for text in given if text != "none")
-
-
-_NAMES = {  # of options that are not named after their field
-    "temperature": "--temp temperature | --temperature $LLAMA_ARG_TEMPERATURE",
-    "dynatemp_exponent": "--dynatemp-exponent | --dynatemp-exp",
-    "typical_p": "--typical-p | --typical",
-    "top_n_sigma": "--top-n-sigma | --top-nsigma",
-    "mirostat_tau": "--mirostat-tau | --mirostat-ent",
-    "mirostat_eta": "--mirostat-eta | --mirostat-lr",
-}
-
-
-def _sampler(name: str) -> Option:
-    default, (least, most, above), text = NUMBERS[name]
-    kind: click.ParamType[Any] = Number(least, most, min_open=above)
-    if isinstance(default, int):
-        kind = click.IntRange(None if least is None else int(least))
-    elif least is None:
-        kind = click.FLOAT
-    names = _NAMES.get(name, f"--{name.replace('_', '-')}")
-    if name.endswith("_penalty") or name in ("top_k", "top_p", "min_p"):
-        names += f" $LLAMA_ARG_{name.upper()}"
-    return option(names, text, type=kind, default=default)
-
-
-_TEMPERATURE, *_NUMBERS = map(_sampler, NUMBERS)
-_SAMPLERS = (
-    *_NUMBERS,
-    option(
-        "--dry-sequence-breaker dry_sequence_breakers",
-        "DRY: a text that ends a repetition; may be given several times; none: no such text. "
-        "[default: newline, colon, quote, asterisk]",
-        multiple=True,
-        callback=_breakers,
-    ),
-    option(
-        "-l --logit-bias logit_bias",
-        "Add BIAS to the logit of a token, such as 15043+1 or 15043-inf; may be given several "
-        "times.",
-        multiple=True,
-        metavar="ID(+/-)BIAS",
-        callback=_biases,
-    ),
-    option(
-        "--banned-string banned_strings",
-        "A string that the text never contains, in upper or lower case; may be given several "
-        "times.",
-        multiple=True,
-    ),
-    option(
-        "--samplers",
-        f"Samplers in their order, separated by ';'.  [default: {'; '.join(defaults.SAMPLERS)}]",
-        callback=_names,
-    ),
-)
-_CONSTRAINTS = (
-    option(
-        "-j --json-schema",
-        "JSON schema of the text; {}: any JSON. oneOf is treated as anyOf.",
-        metavar="SCHEMA",
-    ),
-    option("-jf --json-schema-file", "Read the schema from a file.", **read_option()),
-    option("--grammar", "Grammar of the text, in Lark or GBNF.", metavar="GRAMMAR"),
-    option("--grammar-file", "Read the grammar from a file.", **read_option()),
-    option("--regex", "Regular expression that matches the whole text.", metavar="REGEX"),
-    # Most editors write a line break at the end of a file.
-    option("--regex-file", "Read the regular expression from a file.", **read_option("\r\n")),
-    option(
-        "--choice choices",
-        "The whole text is TEXT; several times: one of them.",
-        multiple=True,
-        callback=lambda context, option, given: given or None,
-    ),
-)
-
-
-def _to_generate(**sampling: Any) -> dict[str, Any]:
+def to_generate(**sampling: Any) -> dict[str, Any]:
     """The options for `generate`, with constraints from files, not checked. Raises UsageError."""
     from ggufspec.engine.options import CONSTRAINTS
 
@@ -148,25 +41,13 @@ _OF_DRAFT_MODELS = (
 )
 _NEEDS_DRAFT = "{} needs a draft model: name one with --draft"
 _OF_DRAFTS = ("n_draft", "tree", "verify")  # they also affect n-gram lookup
-_BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS)
-_SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
-sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)
-# The options that a server accepts as defaults for its requests.
-_DEFAULTS = (
-    *(*shared.DRAFTING, _TEMPERATURE, *_SAMPLERS),
-    *(shared.max_tokens_option, shared.seed_option),
-)
-default_options = gathered("settings", *_DEFAULTS, *shared.LIMITS, make=_to_generate)
-audited_options = gathered(
-    "options", *only(shared.DRAFTING, "draft_temperature"), *_SAMPLING, make=_to_generate
-)
 
 
-def text_options(*others: Option) -> Callable[[Command], Command]:
-    """All options of a text, and `others`, combined into the command's argument `settings`."""
-    ends = (shared.stop_option, shared.ignore_eos_option, *shared.LIMITS)
-    texts = (*shared.DRAFTING, *ends, *_SAMPLING, *others)
-    return gathered("settings", *texts, make=_to_generate)
+def text_options(*own: Option) -> Callable[[Command], Command]:
+    """The options of a text, with the command's `own` ones, as `settings`."""
+    groups = ("drafting", "limits", "sampling", "constraints")
+    listed = (each for group in groups for each in options(group))
+    return gathered("settings", *listed, *own, make=to_generate)
 
 
 def checked(settings: Mapping[str, Any]) -> CheckedOptions:

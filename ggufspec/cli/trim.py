@@ -11,44 +11,15 @@ import click
 
 from ggufspec.cli import render, shared
 from ggufspec.cli.loading import find_model, late_bars
-from ggufspec.cli.parameters import AT_LEAST_1, PATH, option
+from ggufspec.cli.options import added, options
 from ggufspec.common.child import exit_on_sigterm
 from ggufspec.common.files import format_bytes, temporary_folder
 from ggufspec.common.reading import read_text
-from ggufspec.models.trim_facts import numbers_of
-
-
-def _layers(
-    context: click.Context, option: click.Parameter, value: str | None
-) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if found := numbers_of(value):
-        return found
-    raise click.BadParameter(f"{value!r} is not a list such as 0-10,14-23")
 
 
 @click.command(name="trim", cls=shared.SectionedCommand)
 @click.argument("model")
-@option("-o --output", "The file to write.", type=PATH, metavar="FILE", required=True)
-@shared.offline_option
-@option("-f --force", "Replace an existing file.", is_flag=True)
-@option("--vocab", "Number of tokens to keep.  [default: all]", type=AT_LEAST_1)
-@option(
-    "--layers",
-    "Layers to keep: a list such as 0-10,14-23.  [default: all]",
-    callback=_layers,
-    metavar="LIST",
-)
-@option("--type type_", "Quantize the matrices again, such as q4_0.", metavar="TYPE")
-@option(
-    "--text texts",
-    "A file with text similar to future texts; may be given several times. --vocab then keeps "
-    "the tokens of this text first; without it, the tokens that are most frequent in general.",
-    type=PATH,
-    metavar="FILE",
-    multiple=True,
-)
+@added(*options("trim"), *options("pair", "offline"))
 def command(
     model: str,
     output: Path,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import render, shared
-from ggufspec.cli.load_options import load_options
 from ggufspec.cli.loading import PairOptions, find_draft, find_model, late_bars, load_with_bars
-from ggufspec.cli.parameters import gathered, option
+from ggufspec.cli.options import added, load_options, options
 from ggufspec.cli.text_settings import conditions, refuse_without_draft, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
@@ -31,39 +30,13 @@ _SETTINGS = {
 
 
 @click.command(name="tune", cls=shared.SectionedCommand)
-@gathered(
-    "pair",
-    shared.target_option(required=False),
-    shared.draft_option("Without it, only the target is measured."),
-    shared.offline_option,
-    make=PairOptions,
-)
-@option(
-    "--max-n n_most",
-    "The largest draft length to measure; its pass has one token more.",
-    type=click.IntRange(1, defaults.N_DRAFT_LIMIT),
-    default=defaults.TUNE_N_MOST,
-)
-@option(
-    "--depth",
-    "Tokens in the cache before each pass.",
-    type=click.IntRange(min=0),
-    default=defaults.TUNE_DEPTH,
-)
-@option(
-    "--runs n_runs",
-    "Measurements of each kind, at least; their median is used.",
-    type=click.IntRange(1, 1000),
-    default=defaults.TUNE_RUNS,
+@shared.pair_options(
+    *("target", "draft", "offline"),
+    target={"required": False},
+    draft={"more": "Without it, only the target is measured."},
 )
 @load_options()
-@shared.json_option
-@option(
-    "--forget forgets",
-    "Delete the stored results of the given files, or of all, instead of measuring.",
-    is_flag=True,
-)
-@shared.log_option
+@added(*options("tune"), *options("output", "as_json", "verbose", verbose=shared.LOG))
 def command(
     pair: PairOptions,
     n_most: int,

@@ -67,7 +67,7 @@ class Whole:
     """The check of a whole number from `least` to `most`, or of a word for a value."""
 
     least: int
-    most: int = 2**31 - 1
+    most: int | None = 2**31 - 1
     words: Mapping[str, int | None] = field(default_factory=dict)
 
     def __call__(self, name: str, value: object) -> int | None:
@@ -75,9 +75,35 @@ class Whole:
             if value in self.words:
                 return self.words[value]
             raise OptionError(f"{name} is {value!r}; it must be a whole number, or 'auto'")
-        if not self.least <= (found := whole(name, value)) <= self.most:
-            raise OptionError(f"{name} is {found}; it must be from {self.least:,} to {self.most:,}")
+        found, most = whole(name, value), self.most
+        if found < self.least or (most is not None and found > most):
+            end = f"at least {self.least}" if most is None else f"from {self.least:,} to {most:,}"
+            raise OptionError(f"{name} is {found}; it must be {end}")
         return found
+
+
+@dataclass(frozen=True)
+class Number:
+    """The check of a number from `least` to `most`; `above` excludes `least`."""
+
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+
+    def __call__(self, name: str, value: object) -> float:
+        found, least, most = number32(name, value), self.least, self.most
+        if not (
+            (most is None or found <= most)
+            and (least is None or found > least or (found == least and not self.above))
+            and math.isfinite(found)
+        ):
+            low = "" if least is None else f"{'above' if self.above else 'at least'} {least} and "
+            high = "finite" if most is None else f"at most {most}"
+            raise OptionError(f"{name} is {found}; it must be {low}{high}")
+        return found
+
+
+POSITIVE = Number(0, above=True)
 
 
 @dataclass(frozen=True)
@@ -90,12 +116,6 @@ class OneOf:
         if value not in self.words:
             raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(self.words)}")
         return str(value)
-
-
-def positive(name: str, value: object) -> float:
-    if not 0 < (found := number32(name, value)) < math.inf:
-        raise OptionError(f"{name} is {found}; it must be a finite number greater than 0")
-    return found
 
 
 def switch(name: str, value: object) -> bool:

@@ -1,16 +1,18 @@
-"""The sampling options: default, range, help text and check of each."""
+"""The sampling options: default and check of each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ggufspec import _native
 from ggufspec.common import defaults, validate
+from ggufspec.common.option_fields import Option, option, options_of
+from ggufspec.common.validate import POSITIVE, Number, Whole
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:  # --help reads this module and must not import numpy
@@ -30,47 +32,8 @@ SAMPLER_LETTERS = {
 }
 
 
-class Range(NamedTuple):
-    """Allowed values of a number: finite and from `least` to `most`; `above` excludes `least`."""
-
-    least: float | None = None
-    most: float | None = None
-    above: bool = False
-
-    def check(self, name: str, number: float) -> None:
-        """Raises OptionError."""
-        least, most, above = self
-        if not (
-            (most is None or number <= most)
-            and (least is None or number > least or (number == least and not above))
-            and math.isfinite(number)
-        ):
-            low = "" if least is None else f"{'above' if above else 'at least'} {least} and "
-            high = "finite" if most is None else f"at most {most}"
-            raise OptionError(f"{name} is {number}; it must be {low}{high}")
-
-
-class NumberOption(NamedTuple):
-    """A numeric sampling option; whole numbers only if the default is an int."""
-
-    default: float
-    range: Range
-    help: str
-
-    def checked(self, name: str, value: object) -> float:
-        """The value as a number. Raises OptionError."""
-        check = validate.whole if isinstance(self.default, int) else validate.number32
-        self.range.check(name, number := check(name, value))
-        return number
-
-
-_ANY, _SHARE, _POSITIVE_SHARE = Range(), Range(0, 1), Range(0, 1, above=True)
-_NOT_NEGATIVE, _POSITIVE, _COUNT = Range(0), Range(0, above=True), Range(0, INT_MAX)
-_WINDOW = Range(-1, INT_MAX)
-
-
-def _number(default: float, allowed: Range, meaning: str) -> Any:
-    return field(default=default, metadata={"number": NumberOption(default, allowed, meaning)})
+_SHARE, _POSITIVE_SHARE, _NOT_NEGATIVE = Number(0, 1), Number(0, 1, above=True), Number(0)
+_COUNT, _WINDOW = Whole(0, INT_MAX), Whole(-1, INT_MAX)
 
 
 class _Biases(dict[int, float]):
@@ -88,73 +51,33 @@ class Sampling:
     wherever it stands. Both depend on `state`. Temperature 0 is a one-hot distribution at the
     largest logit; without the sampler `temperature`, other temperatures are 1.
 
-    Raises OptionError for values out of range.
+    Raises OptionError for values out of range. cli/options.toml says what each number does.
     Source: llama.cpp's src/llama-sampler.cpp.
     """
 
-    temperature: float = _number(
-        0.8,
-        _NOT_NEGATIVE,
-        "Temperature; 0: greedy. Sampling options that are not given come from the target's file "
-        "if it has them.",
-    )
-    dynatemp_range: float = _number(
-        0.0,
-        _NOT_NEGATIVE,
-        "Dynamic temperature: from --temp minus X where the next token is certain to --temp plus X "
-        "where it is not; 0: off.",
-    )
-    dynatemp_exponent: float = _number(
-        1.0, _NOT_NEGATIVE, "Dynamic temperature: exponent of the normalized entropy."
-    )
-    top_k: int = _number(40, _COUNT, "Keep the k most likely tokens; 0: off.")
-    top_p: float = _number(
-        0.95, _POSITIVE_SHARE, "Keep the most likely tokens up to this total probability; 1: off."
-    )
-    min_p: float = _number(
-        0.05, _SHARE, "Keep tokens with this probability relative to the most likely one; 0: off."
-    )
-    typical_p: float = _number(
-        1.0, _POSITIVE_SHARE, "Keep the most typical tokens up to this total probability; 1: off."
-    )
-    top_n_sigma: float = _number(
-        0.0, _ANY, "Keep tokens within this many standard deviations of the largest logit; 0: off."
-    )
-    xtc_probability: float = _number(
-        0.0,
-        _SHARE,
-        "XTC: probability of removing all but the least likely token above the threshold; 0: off.",
-    )
-    xtc_threshold: float = _number(0.1, _SHARE, "XTC: the threshold; above 0.5: off.")
-    repeat_last_n: int = _number(
-        64, _WINDOW, "Penalize tokens that occur among the last n; 0: off, -1: all."
-    )
-    repeat_penalty: float = _number(1.0, _POSITIVE, "Penalty factor for repeated tokens; 1: off.")
-    presence_penalty: float = _number(0.0, _ANY, "Subtracted once from logits of repeated tokens.")
-    frequency_penalty: float = _number(
-        0.0, _ANY, "Subtracted from logits of repeated tokens, per repetition."
-    )
-    dry_multiplier: float = _number(
-        0.0, _NOT_NEGATIVE, "DRY: penalty for continuing a repetition; 0: off."
-    )
-    dry_base: float = _number(1.75, Range(1), "DRY: growth of the penalty per repeated token.")
-    dry_allowed_length: int = _number(2, _COUNT, "DRY: longest repetition without a penalty.")
-    dry_penalty_last_n: int = _number(
-        64, _WINDOW, "DRY: number of last tokens to search; 0: off, -1: all."
-    )
-    mirostat: int = _number(
-        0, Range(0, 2), "Mirostat 1 or 2 instead of other samplers than temperature; 0: off."
-    )
-    mirostat_tau: float = _number(5.0, _NOT_NEGATIVE, "Mirostat: surprise to aim at, in bits.")
-    mirostat_eta: float = _number(0.1, _NOT_NEGATIVE, "Mirostat: learning rate.")
-    adaptive_target: float = _number(
-        -1.0,
-        Range(None, 1),
-        "adaptive_p, if it is among the samplers: probability to aim at; below 0: off.",
-    )
-    adaptive_decay: float = _number(
-        0.9, Range(0, 0.99), "adaptive_p: decay of the weight of earlier tokens."
-    )
+    temperature: float = option(0.8, _NOT_NEGATIVE)
+    dynatemp_range: float = option(0.0, _NOT_NEGATIVE)
+    dynatemp_exponent: float = option(1.0, _NOT_NEGATIVE)
+    top_k: int = option(40, _COUNT)
+    top_p: float = option(0.95, _POSITIVE_SHARE)
+    min_p: float = option(0.05, _SHARE)
+    typical_p: float = option(1.0, _POSITIVE_SHARE)
+    top_n_sigma: float = option(0.0, Number())
+    xtc_probability: float = option(0.0, _SHARE)
+    xtc_threshold: float = option(0.1, _SHARE)
+    repeat_last_n: int = option(64, _WINDOW)
+    repeat_penalty: float = option(1.0, POSITIVE)
+    presence_penalty: float = option(0.0, Number())
+    frequency_penalty: float = option(0.0, Number())
+    dry_multiplier: float = option(0.0, _NOT_NEGATIVE)
+    dry_base: float = option(1.75, Number(1))
+    dry_allowed_length: int = option(2, _COUNT)
+    dry_penalty_last_n: int = option(64, _WINDOW)
+    mirostat: int = option(0, Whole(0, 2))
+    mirostat_tau: float = option(5.0, _NOT_NEGATIVE)
+    mirostat_eta: float = option(0.1, _NOT_NEGATIVE)
+    adaptive_target: float = option(-1.0, Number(None, 1))
+    adaptive_decay: float = option(0.9, Number(0, 0.99))
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     samplers: Sequence[str] = defaults.SAMPLERS
     dry_breakers: _native.Breakers | None = None  # DRY's sequence breakers; see llama.breakers
@@ -163,7 +86,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, number in NUMBERS.items():
-            object.__setattr__(self, name, number.checked(name, getattr(self, name)))
+            object.__setattr__(self, name, number.check(name, getattr(self, name)))
         if not isinstance(self.logit_bias, _Biases):
             biases = _Biases(validate.biases("logit_bias", self.logit_bias))
             for token, bias in biases.items():
@@ -225,9 +148,7 @@ class Sampling:
         )
 
 
-NUMBERS: Mapping[str, NumberOption] = {
-    each.name: each.metadata["number"] for each in fields(Sampling) if each.metadata
-}
+NUMBERS: Mapping[str, Option] = options_of(Sampling)
 SAMPLING = (*NUMBERS, "logit_bias", "samplers")
 
 

@@ -238,7 +238,8 @@ def _checked_draft_temperature(given: CheckedOptions) -> float | None:
     """None: the target's; `match` accepts the draft's most likely token most often."""
     if given.draft_temperature is None:
         return 0.0 if given.verify == "match" else None
-    return NUMBERS["temperature"].checked("draft_temperature", given.draft_temperature)
+    found: float = NUMBERS["temperature"].check("draft_temperature", given.draft_temperature)
+    return found
 
 
 def _constraint_grammar(given: CheckedOptions) -> str | None:

@@ -117,8 +117,15 @@ else:  # sampling; GenerationBody accepts further values of top_p and top_k
         "_Numbers",
         __base__=Body,
         **{
-            name: (type(default) | None, Field(None, le=most, **{"gt" if above else "ge": least}))
-            for name, (default, (least, most, above), _) in NUMBERS.items()
+            name: (
+                type(default) | None,
+                Field(
+                    None,
+                    le=check.most,
+                    **{"gt" if getattr(check, "above", False) else "ge": check.least},
+                ),
+            )
+            for name, (default, check, _) in NUMBERS.items()
         },
     )
 

@@ -19,7 +19,7 @@ from cli.conftest import Command
 from ggufspec.cli import llama_lines
 from ggufspec.cli.llama_lines import Row, rows, translated
 from ggufspec.cli.main import cli
-from ggufspec.cli.parameters import NamedOption
+from ggufspec.cli.options import NamedOption
 from tests.benchmarks.llama_options import options_of, recorded
 
 TABLE = Path(llama_lines.__file__).with_name("llama_options.toml")

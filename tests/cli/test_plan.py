@@ -116,7 +116,7 @@ def test_models_are_known_by_name_before_they_are_downloaded() -> None:
 
 
 def test_sizes_are_read_as_people_write_them() -> None:
-    from ggufspec.cli.plan import parse_bytes
+    from ggufspec.cli.option_values import parse_bytes
 
     assert parse_bytes("24G") == parse_bytes(" 24 gib ") == 24 * 2**30
     assert parse_bytes("25.5GB") == 25_500_000_000

@@ -48,7 +48,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--draft-temp auto -md x.gguf", "'auto' is not a valid float"),
         ("--draft-temp -1 -md x.gguf", "draft_temperature is -1.0"),
         # Constraints
-        ("--mirostat 3", "mirostat is 3; it must be at least 0 and at most 2"),
+        ("--mirostat 3", "'--mirostat': 3 is not in the range 0<=x<=2"),
         ("--grammar 'start:<think>'", "unknown special token"),
         ("""-j '{"not":{"const":1}}'""", 'at #: "not" cannot be guaranteed; leave it out'),
         ("--json-schema {", "JSON"),
@@ -141,7 +141,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--api-key-file empty.txt", "is empty; write one key per line"),
         ("--chat-template-file /nowhere/c.jinja", "the file /nowhere/c.jinja cannot be read"),
         ("--top-p 2", "--top-p"),
-        ("--mirostat 3", "mirostat is 3; it must be at least 0 and at most 2"),
+        ("--mirostat 3", "'--mirostat': 3 is not in the range 0<=x<=2"),
         ("--host 'no such host.invalid'", "does not exist"),
         ("--verify _lossy", "no verification rule '_lossy'"),
         ("--host 192.0.2.1", "192.0.2.1 is not an address of this machine"),

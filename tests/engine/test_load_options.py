@@ -1,4 +1,4 @@
-"""The table of the options of `load`: its guide, the signature of `load`, and what it refuses."""
+"""The options of `load`: their rows in the table, the guide, the signature of `load`, refusals."""
 
 from __future__ import annotations
 
@@ -9,24 +9,35 @@ from pathlib import Path
 import pytest
 
 import ggufspec
+from ggufspec.cli.options import TABLE, help_text, parameter_of
 from ggufspec.engine import load_options
-from ggufspec.engine.load_options import OPTIONS, LoadOption, LoadOptions
+from ggufspec.engine.load_options import OPTIONS, LoadOptions
 
 GUIDE = Path(load_options.__file__).with_name("README.md")
+ROWS = {
+    parameter_of(names): (names, row)
+    for names, row in TABLE["load"].items()
+    if "flag_value" not in row
+}
 
 
-def row(name: str, each: LoadOption) -> str:
+def line(name: str) -> str:
     """The option's row in the guide; what is not in all commands names one that has it."""
-    shown = each.names.partition("|")[0]
+    names, row = ROWS[name]
+    shown = names.partition("|")[0]
     flags = ", ".join(f"`{flag}`" for flag in shown.split() if flag.startswith("-"))
-    where = f" (`{each.commands}`)" if each.commands == "serve" else ""
-    meaning, _, default = each.help.partition("  [default: ")
-    default = default.rstrip("]") or ("none" if each.default in (None, ()) else f"{each.default}")
-    return f"| `{name}` | {flags}{where} | {meaning.partition('  [')[0]} | {default} |"
+    where = f" (`{row['for']}`)" if row.get("for") == "serve" else ""
+    meaning, _, end = help_text(row["help"]).partition("  [default: ")
+    default = "none" if OPTIONS[name].default in (None, ()) else f"{OPTIONS[name].default}"
+    return f"| `{name}` | {flags}{where} | {meaning.partition('  [')[0]} | {end[:-1] or default} |"
+
+
+def test_each_option_has_a_row() -> None:
+    assert {*ROWS} == {*OPTIONS}
 
 
 def test_the_guide_has_the_table() -> None:
-    lines = [row(name, each) for name, each in OPTIONS.items()]
+    lines = [line(name) for name in OPTIONS]
     found = re.findall(
         r"^\| `\w+` \| .*? \| .*? \| .*? \|$", GUIDE.read_text("utf-8"), re.MULTILINE
     )

@@ -123,7 +123,7 @@ GENERATE: list[tuple[dict[str, Any], str]] = [
     ({"prediction": "ab " * 5000}, "shorten it, or load with a larger context"),
     ({"prediction": "ab", "drafter": "model"}, "the drafter 'model' uses no prediction"),
     # Samplers
-    ({"mirostat": 3}, "mirostat is 3; it must be at least 0 and at most 2"),
+    ({"mirostat": 3}, "mirostat is 3; it must be from 0 to 2"),
     ({"xtc_probability": 2}, "xtc_probability is 2"),
     ({"banned_strings": [""]}, "a text of banned_strings is empty"),
 ]
