@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import NoneType
+from typing import Any
 
 from ggufspec.errors import OptionError
 
@@ -68,9 +69,9 @@ class Whole:
 
     least: int
     most: int | None = 2**31 - 1
-    words: Mapping[str, int | None] = field(default_factory=dict)
+    words: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, name: str, value: object) -> int | None:
+    def __call__(self, name: str, value: object) -> Any:
         if self.words and isinstance(value, str):
             if value in self.words:
                 return self.words[value]
@@ -136,9 +137,10 @@ def text(name: str, value: object) -> str:
     return value
 
 
-def function(name: str, value: object) -> None:
+def function(name: str, value: object) -> object:
     if value is not None and not callable(value):
         raise OptionError(f"{name} is {value!r}; it must be a function")
+    return value
 
 
 def path(name: str, value: object) -> Path:

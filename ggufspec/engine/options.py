@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from typing_extensions import TypedDict
 
 from ggufspec.common import defaults, validate
+from ggufspec.common.option_fields import option, options_of
 from ggufspec.common.progress import NamedProgress
+from ggufspec.common.validate import Number, OneOf, Whole
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.sampling_options import NUMBERS, SAMPLERS, SAMPLING, Sampling, sampler_name
+from ggufspec.decoding.sampling_options import SAMPLERS, SAMPLING, Sampling, sampler_name
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
 
@@ -109,35 +111,73 @@ class GenerateOptions(TypedDict, total=False):
     progress: NamedProgress | None  # ("target", "draft", "costs", "vocabulary" ..., done, of)
 
 
+def _draft_length(name: str, value: object) -> Any:
+    if not isinstance(value, str) and validate.whole(name, value) < 1:
+        raise OptionError(
+            f"{name} is {value}; it must be at least 1, or 'auto'. "
+            "To decode without drafting, use the drafter 'none'"
+        )
+    return Whole(1, None, {"auto": "auto"})(name, value)
+
+
+def _rule(name: str, value: object) -> str:
+    found = validate.text(name, value)
+    rules.rule(found)
+    return found
+
+
+def _seconds(name: str, value: object) -> float:
+    if not (found := validate.number(name, value)) >= 0:
+        raise OptionError(f"{name} is {found}; it must be at least 0")
+    return found
+
+
+def _texts(name: str, given: object) -> tuple[str, ...]:
+    texts = [given] if isinstance(given, str) else () if given is None else given
+    found = validate.texts(name, list(texts) if isinstance(texts, Set) else texts)
+    if "" in found:
+        raise OptionError(f"a text of {name} is empty; give at least one character")
+    return found
+
+
+def _prediction(name: str, given: object) -> str | tuple[int, ...]:
+    if isinstance(given, Sized) and not len(given):
+        raise OptionError(f"{name} is empty; give at least one token, or leave it out")
+    return given if isinstance(given, str) else validate.tokens(name, given)
+
+
+_COUNT = Whole(0, None)
+
+
 @dataclass(frozen=True)
 class CheckedOptions:
     """The options of one generation: `of` checks them; nothing else does, nor a `replace`."""
 
-    max_tokens: int | None = None
-    n_draft: int | str = defaults.N_DRAFT
-    tree: str = defaults.TREE
-    draft_temperature: float | None = None
-    dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
-    grammar: str | None = None
+    max_tokens: int | None = option(None, _COUNT)
+    n_draft: int | str = option(defaults.N_DRAFT, _draft_length)
+    tree: str = option(defaults.TREE, OneOf(defaults.TREES))
+    draft_temperature: float | None = option(None, Number(0))
+    dry_sequence_breakers: Sequence[str] = option(defaults.DRY_SEQUENCE_BREAKERS, validate.texts)
+    grammar: str | None = option(None, validate.text)
     json_schema: str | Mapping[str, object] | type | None = None
-    regex: str | None = None
+    regex: str | None = option(None, validate.text)
     choices: Sequence[str] | None = None
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    stop_tokens: Sequence[int] = ()
-    banned_strings: Sequence[str] = ()
-    ignore_eos: bool = False
+    seed: int | None = option(None, _COUNT)
+    stop: Sequence[str] = option((), _texts)
+    stop_tokens: Sequence[int] = option((), validate.tokens)
+    banned_strings: Sequence[str] = option((), _texts)
+    ignore_eos: bool = option(False, validate.switch)
     shown_tokens: Collection[int] = ()
-    min_tokens: int = 0
-    max_seconds: float = math.inf
-    min_indent: int = 0
-    reasoning_budget: int = -1
-    context_shift: bool = False
-    n_keep: int = 0
-    drafter: str | None = None
-    prediction: str | Sequence[int] | None = None
-    verify: str = defaults.VERIFY
-    progress: NamedProgress | None = None
+    min_tokens: int = option(0, _COUNT)
+    max_seconds: float = option(math.inf, _seconds)
+    min_indent: int = option(0, Whole(0, MAX_INDENT))
+    reasoning_budget: int = option(-1, Whole(-1, None))
+    context_shift: bool = option(False, validate.switch)
+    n_keep: int = option(0, validate.whole)
+    drafter: str | None = option(None, validate.text)
+    prediction: str | Sequence[int] | None = option(None, _prediction)
+    verify: str = option(defaults.VERIFY, _rule)
+    progress: NamedProgress | None = option(None, validate.function)  # noqa: RUF009
     sampling: Sampling = field(default_factory=Sampling)
     # What the text must match, for GrammarConstraint; None: any text.
     constraint_grammar: str | None = None
@@ -149,21 +189,18 @@ class CheckedOptions:
         sampling = {name: rest.pop(name) for name in SAMPLING if name in rest}
         if unknown := sorted(rest.keys() - {each.name for each in fields(CheckedOptions)}):
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
+        for name in rest.keys() & _OPTIONS.keys():
+            rest[name] = _OPTIONS[name].checked(name, rest[name])
         given = CheckedOptions(sampling=Sampling(**sampling), **rest)
-        _check(given)
-        prediction = given.prediction
-        if prediction is not None and not isinstance(prediction, str):
-            prediction = validate.tokens("prediction", prediction)
-        return replace(
-            given,
-            n_draft=_checked_n_draft(given.n_draft),
-            draft_temperature=_checked_draft_temperature(given),
-            stop=_texts("stop", given.stop),
-            banned_strings=_texts("banned_strings", given.banned_strings),
-            stop_tokens=validate.tokens("stop_tokens", given.stop_tokens),
-            prediction=prediction,
-            constraint_grammar=_constraint_grammar(given),
-        )
+        if given.prediction is not None and given.drafter in ("model", "staged"):
+            raise OptionError(
+                f"the drafter {given.drafter!r} uses no prediction; use 'auto' or 'ngram' "
+                "(drafter, --drafter)"
+            )
+        if given.draft_temperature is None and given.verify == "match":
+            # It accepts the draft's most likely token most often.
+            given = replace(given, draft_temperature=0.0)
+        return replace(given, constraint_grammar=_constraint_grammar(given))
 
     @property
     def n_least(self) -> int:
@@ -178,68 +215,7 @@ class CheckedOptions:
         return "model" if has_draft else "none"
 
 
-def _check(given: CheckedOptions) -> None:
-    """Raise the OptionError of a value that cannot be used, but for those that `of` converts."""
-    for name in ("max_tokens", "seed", "min_tokens"):
-        value = getattr(given, name)
-        if value is not None and validate.whole(name, value) < 0:
-            raise OptionError(f"{name} is {value}; it must be at least 0")
-    if validate.whole("reasoning_budget", given.reasoning_budget) < -1:
-        raise OptionError(
-            f"reasoning_budget is {given.reasoning_budget}; it must be at least 0, or -1: no limit"
-        )
-    for name in ("grammar", "regex", "drafter"):
-        if getattr(given, name) is not None:
-            validate.text(name, getattr(given, name))
-    if given.prediction is not None:
-        if isinstance(given.prediction, Sized) and not len(given.prediction):
-            raise OptionError("prediction is empty; give at least one token, or leave it out")
-        if given.drafter in ("model", "staged"):
-            raise OptionError(
-                f"the drafter {given.drafter!r} uses no prediction; use 'auto' or 'ngram' "
-                "(drafter, --drafter)"
-            )
-    if given.tree not in defaults.TREES:
-        known = ", ".join(map(repr, defaults.TREES))
-        raise OptionError(f"tree is {given.tree!r}; it must be one of {known}")
-    rules.rule(validate.text("verify", given.verify))
-    validate.Whole(0, MAX_INDENT)("min_indent", given.min_indent)
-    if not validate.number("max_seconds", given.max_seconds) >= 0:
-        raise OptionError(f"max_seconds is {given.max_seconds}; it must be at least 0")
-    validate.switch("ignore_eos", given.ignore_eos)
-    validate.switch("context_shift", given.context_shift)
-    validate.whole("n_keep", given.n_keep)
-    validate.function("progress", given.progress)
-    validate.texts("dry_sequence_breakers", given.dry_sequence_breakers)
-
-
-def _texts(name: str, given: Collection[str] | None) -> Sequence[str]:
-    texts = (given,) if isinstance(given, str) else () if given is None else given
-    found = validate.texts(name, list(texts) if isinstance(texts, Set) else texts)
-    if "" in found:
-        raise OptionError(f"a text of {name} is empty; give at least one character")
-    return found
-
-
-def _checked_n_draft(n_draft: int | str) -> int | str:
-    if n_draft == "auto":
-        return n_draft
-    if isinstance(n_draft, str):
-        raise OptionError(f"n_draft is {n_draft!r}; it must be a whole number, or 'auto'")
-    if validate.whole("n_draft", n_draft) < 1:
-        raise OptionError(
-            f"n_draft is {n_draft}; it must be at least 1, or 'auto'. "
-            "To decode without drafting, use the drafter 'none'"
-        )
-    return validate.whole("n_draft", n_draft)
-
-
-def _checked_draft_temperature(given: CheckedOptions) -> float | None:
-    """None: the target's; `match` accepts the draft's most likely token most often."""
-    if given.draft_temperature is None:
-        return 0.0 if given.verify == "match" else None
-    found: float = NUMBERS["temperature"].check("draft_temperature", given.draft_temperature)
-    return found
+_OPTIONS = options_of(CheckedOptions)
 
 
 def _constraint_grammar(given: CheckedOptions) -> str | None:

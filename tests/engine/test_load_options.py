@@ -32,10 +32,6 @@ def line(name: str) -> str:
     return f"| `{name}` | {flags}{where} | {meaning.partition('  [')[0]} | {end[:-1] or default} |"
 
 
-def test_each_option_has_a_row() -> None:
-    assert {*ROWS} == {*OPTIONS}
-
-
 def test_the_guide_has_the_table() -> None:
     lines = [line(name) for name in OPTIONS]
     found = re.findall(

@@ -91,7 +91,7 @@ GENERATE: list[tuple[dict[str, Any], str]] = [
     ({"drafter": 5}, "drafter is 5; it must be a text"),
     ({"verify": "hope"}, "hope"),
     ({"verify": None}, "verify is None"),
-    ({"tree": "sometimes"}, "tree is 'sometimes'; it must be one of 'auto'"),
+    ({"tree": "sometimes"}, "tree is 'sometimes'; it must be one of auto"),
     ({"ignore_eos": "yes"}, "True or False"),
     ({"context_shift": 1}, "context_shift"),
     ({"progress": 5}, "progress"),
