@@ -1,4 +1,4 @@
-"""The defaults of the library and of the command line."""
+"""The defaults of the library; cli/options.toml has those of the command line alone."""
 
 from __future__ import annotations
 
@@ -43,9 +43,6 @@ KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 # The demo.
 DEMO_SIZE: Final = "250M"
 
-# The race.
-COMPARE_TOKENS: Final = 160
-
 # The audit.
 AUDIT_RUNS: Final = 100  # texts of each kind
 AUDIT_TOKENS: Final = 32  # tokens per text
@@ -58,12 +55,8 @@ TUNE_RUNS: Final = 5  # measurements of each pass
 TUNE_N_MOST: Final = N_DRAFT_MAX  # drafted tokens
 
 # The server.
-SERVE_HOST: Final = "127.0.0.1"
-SERVE_PORT: Final = 8080
 SERVE_SLOTS: Final = 4  # concurrent texts
 SERVE_QUEUE: Final = 32  # waiting requests
 SERVE_TIMEOUT: Final = 600.0  # seconds for a request
 SERVE_BODY: Final = 2**20  # maximum bytes of a request
 SERVE_BODY_IMAGES: Final = 2**26  # the same, of a model that reads images
-SERVE_GRACE: Final = 10.0  # seconds for running requests at shutdown
-SERVE_KEEP_ALIVE: Final = "5m"  # of one of several models, after its last request; as in Ollama
