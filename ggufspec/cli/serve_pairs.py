@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from ggufspec.cli import render
 from ggufspec.cli.loading import AUTO_DRAFT, PairOptions, room_for_drafts, wants_projector
+from ggufspec.cli.options import TABLE, parameter_of
 from ggufspec.common import child, validate
 from ggufspec.common.facts import json_object
 from ggufspec.common.reading import TOMLDecodeError, parse_toml, read_text
@@ -30,7 +31,7 @@ from ggufspec.models.local import models_in
 if TYPE_CHECKING:
     from ggufspec.server.pairs import Pairs
 
-ROUTER = ("models", "models_dir", "models_max", "models_ram", "keep_alive")  # its options
+ROUTER = tuple(map(parameter_of, TABLE["several"]))  # its options
 _IN_FRONT = ("host", "port", "api_key", "api_key_file", "cors_origins", "grace", "alias")
 _MODELS = ("target", "draft")
 _PROCESS_BYTES = 256 * 2**20  # besides what is predicted: an interpreter with its libraries

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ggufspec
 from ggufspec.cli import run, serve
 from ggufspec.cli.options import TABLE, parameter_of
-from ggufspec.decoding.sampling_options import SAMPLING
+from ggufspec.decoding.sampling_options import NUMBERS, SAMPLING
 from ggufspec.engine.load_options import OPTIONS, LoadOptions
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 
@@ -17,6 +19,7 @@ TEXT = GenerateOptions.__annotations__.keys()
 ONLY_IN_PYTHON = {  # or in requests to a server
     *("max_seconds", "min_indent", "min_tokens", "shown_tokens", "stop_tokens", "progress"),
 }
+ONES = {"dynatemp_exponent"}  # whose default 1 is not "off"
 
 
 @pytest.fixture
@@ -45,3 +48,18 @@ def test_each_option_of_load_has_a_row_and_is_in_some_command(given: dict[str, A
     assert {parameter_of(names) for names in TABLE["load"]} == {*OPTIONS}
     served = serve.command.make_context("serve", []).params
     assert OPTIONS.keys() - given.keys() - served.keys() == {"usual_text", "tuned"}
+
+
+def test_the_guide_has_the_sampling_options_with_their_defaults() -> None:
+    guide = Path(ggufspec.__file__).with_name("decoding") / "README.md"
+    table = re.findall(r"^\| (`--.*?) \| (`.*?) \|.*?\| (.*?) \|$", guide.read_text("utf-8"), re.M)
+    flags, defaults = set[str](), dict[str, str]()
+    for names, fields, shown in table:
+        flags |= {*re.findall(r"`(--[\w-]+)`", names)}
+        named = re.findall(r"`(\w+)`", fields)
+        defaults |= zip(named, shown.split(", "), strict=False)
+    assert defaults.keys() == {*SAMPLING, "dry_sequence_breakers", "banned_strings"}
+    for name, option in NUMBERS.items():
+        is_off = option.default == 1 or option.default <= 0
+        assert defaults[name] == ("off" if is_off else f"{option.default:g}") or name in ONES, name
+    assert flags <= {name for each in run.command.params for name in each.opts}
