@@ -14,7 +14,8 @@ class Option(NamedTuple):
 
     def checked(self, name: str, value: object) -> Any:
         """The value of the field; None stands for a default to be chosen. Raises OptionError."""
-        return None if value is None is self.value else self.check(name, value)
+        is_default = value is None and self.value is None
+        return None if is_default else self.check(name, value)
 
 
 def option(default: Any, check: Callable[[str, Any], Any]) -> Any:
