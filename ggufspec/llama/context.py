@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ggufspec import _native
 from ggufspec.common.facts import counted
+from ggufspec.common.failures import closed_on_error
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import context_options
@@ -114,7 +115,7 @@ class Context:
         n_rollback = int(llama_cpp.llama_n_rs_seq(self._pointer))  # 0: not by this architecture
         # Tokens at the end of the last decode, but its first, that can be dropped; None: all held.
         self.n_droppable = None if can_drop_tail else n_rollback
-        try:
+        with closed_on_error(self.close):
             memory = llama_cpp.llama_get_memory(self._pointer)
             if not memory:
                 raise ModelError(
@@ -138,9 +139,6 @@ class Context:
                     **addresses(),
                 )
                 self._native.uses_attention = options.flash_attention == OWN
-        except BaseException:
-            self.close()
-            raise
 
     def _make(self, options: ContextOptions) -> int:
         if options.n_cells * options.n_sequences > _MAX_CELLS:

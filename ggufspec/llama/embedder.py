@@ -9,11 +9,11 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec.common.failures import closed_on_error
 from ggufspec.errors import ClosedError, DecodeError, OptionError, OutOfMemoryError
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
-from ggufspec.llama.vocab import Vocab
 
 _POOLINGS = {
     "none": llama_cpp.LLAMA_POOLING_TYPE_NONE,
@@ -44,7 +44,8 @@ class Embedder:
         """
         self._pointer: int | None = None
         self.model = Model(path, n_gpu_layers=n_gpu_layers, writes_text=False)
-        try:
+        self.vocab = self.model.vocab
+        with closed_on_error(self.close):
             n_trained = self.model.n_ctx_train
             self.n_ctx = n_ctx or (n_trained if n_ctx == 0 else min(n_trained, _N_CTX))
             if self.n_ctx > n_trained:  # llama.cpp ends the process where positions are learned
@@ -53,9 +54,6 @@ class Embedder:
                 )
             self._pointer = self._made(n_threads or n_threads_default(), pooling)
             self.pooling = self._pooling(self._pointer)
-        except BaseException:
-            self.close()
-            raise
 
     def _made(self, n_threads: int, pooling: str | None) -> int:
         params = llama_cpp.llama_context_default_params()
@@ -82,11 +80,6 @@ class Embedder:
             f"{self.model.path} ranks texts: use an embedding model, or choose a pooling "
             f"({', '.join(POOLINGS)}; --pooling)"
         )
-
-    @property
-    def vocab(self) -> Vocab:
-        """The model's vocabulary."""
-        return self.model.vocab
 
     def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The embeddings (n, n_embd) of a text: one, or of each token without pooling.

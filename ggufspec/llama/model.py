@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 
+from ggufspec.common.failures import closed_on_error
 from ggufspec.common.progress import Share
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama import kernels
@@ -141,16 +142,13 @@ class Model:
         self.can_drop_tail = not has_state
         self.chat_template = self._template(None)
         self.chat_template_for_tools = self._template(b"tool_use")
-        try:
+        with closed_on_error(self.close):
             if not is_head:
                 if writes_text:
                     self._check_writes_text()
                 self._check_vocabulary()
             self.adapters = adapters
             self._adapters = load_adapters(self.pointer, adapters)
-        except BaseException:
-            self.close()
-            raise
 
     def _load(self, params: llama_cpp.llama_model_params, progress: Share | None) -> int:
         raised: list[BaseException] = []

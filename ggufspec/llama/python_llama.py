@@ -18,6 +18,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
 from ggufspec.common import defaults, validate
+from ggufspec.common.failures import closed_on_error
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Session
 from ggufspec.errors import DecodeError, NoRoomError, OptionError, OutOfMemoryError
@@ -64,13 +65,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         check_model(header)
         shape_of(header)  # raises where llama.cpp would end the process
         self._model = Model(path, n_gpu_layers=n_gpu_layers)
-        try:
+        with closed_on_error(self._model.close):
             attention = default_attention(self._model)
             options = ContextOptions(n_ctx, n_threads=n_threads, flash_attention=attention)
             self._context = Context(self._model, options)
-        except BaseException:
-            self._model.close()
-            raise
         self._free = finalize(self, _free, self._context, self._model, os.getpid())
         self._free.atexit = False
         self._session = LlamaSession(self._context, drafts=True)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import llama_cpp
 
 from ggufspec.common import child
+from ggufspec.common.failures import closed_on_error
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices
 from ggufspec.llama.build import backends
@@ -43,17 +44,15 @@ class RpcConnections:
         """Raises OptionError without the backend, RpcError for a server that cannot be used."""
         self.devices: tuple[RemoteDevice, ...] = ()
         self._connected: list[tuple[int, Address]] = []  # each with a backend of ggml
-        if addresses and not is_built():
+        devices.look_for_devices()
+        if addresses and not llama_cpp.llama_supports_rpc():
             raise OptionError(
                 "rpc needs llama.cpp's RPC backend, and this build of llama-cpp-python has none. "
                 f"Build it again, with what it has:\n  {build_command([*backends(), 'RPC'])}"
             )
-        try:
+        with closed_on_error(self.close):
             for address in addresses:
                 self._connect(address)
-        except BaseException:
-            self.close()
-            raise
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The devices, with the free memory that their servers report."""
@@ -91,11 +90,6 @@ class RpcConnections:
         _in_use.add(at)
         names = [str(address) if not i else f"{address}#{i}" for i in range(len(pointers))]
         self.devices += tuple(map(RemoteDevice, pointers, names))
-
-
-def is_built() -> bool:
-    devices.look_for_devices()
-    return bool(llama_cpp.llama_supports_rpc())
 
 
 def print_device_count(endpoint: str) -> None:

@@ -136,8 +136,9 @@ def measure_attention(
                     return unmeasured
     if any(map(_is_slow, wanted)):
         return unmeasured
+    # Only the rows that decide: others, which are added later, would change the choice.
     found = [
-        (_decisive(rows), [*model.kernels.types])
+        ({row: seconds for row, seconds, _ in rows if seconds}, [*model.kernels.types])
         for rows, model in zip(wanted, models, strict=True)
     ]
     return choose(text, found, has_draft=draft is not None)
@@ -189,11 +190,6 @@ def _wanted(model: Model, text: UsualText) -> _Wanted:
     most_seconds = text.most_seconds
     wanted = [(Row(types, way, *at), at) for way in _ways() for at in text.passes]
     return [(row, rows.get(row), most_seconds.get(at, inf)) for row, at in wanted]
-
-
-def _decisive(wanted: _Wanted) -> Table:
-    """The rows that decide: others, which are added later, would change the choice."""
-    return {row: seconds for row, seconds, _ in wanted if seconds}
 
 
 def _is_slow(wanted: _Wanted) -> bool:

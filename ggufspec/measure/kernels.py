@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
+from ggufspec.common.failures import closed_on_error
 from ggufspec.common.progress import Phases, Share
 from ggufspec.drafting import profile_store
 from ggufspec.errors import OutOfMemoryError
@@ -63,7 +64,7 @@ def load(
     choice = known or _by_types(about, types, placed)
     model = make(choice.types if choice else None, phases)
     seconds = perf_counter() - began
-    try:
+    with closed_on_error(model.close):
         why = "it takes long to load" if seconds > MOST_LOAD_SECONDS else None
         why = why if _fits_again(about) else "memory is short"
         if known is None and why is None:
@@ -75,9 +76,6 @@ def load(
         elif choice is None:
             choice = Choice(types, f"own kernels for {', '.join(types)}: not compared, since {why}")
         _time_a_token(model, about)
-    except BaseException:
-        model.close()
-        raise
     choice = known or choice
     if choice is None or {*choice.types} == {*model.kernels.types}:
         return model, choice and choice.reason
@@ -111,7 +109,9 @@ def choose(rows: Table, types: Sequence[str], placed: Placed) -> Choice | None:
     faster = {name: each for name, each in singly if each and _is_faster(each, theirs)}
     if not faster:
         return Choice((), _reason((), ours[0], theirs))
-    return Choice([*faster], _reason([*faster], min(faster.values(), key=_one), theirs))
+    return Choice(
+        [*faster], _reason([*faster], min(faster.values(), key=lambda each: each[1]), theirs)
+    )
 
 
 def measuring() -> AbstractContextManager[None]:
@@ -237,10 +237,6 @@ def _is_faster(times: Milliseconds, than: Milliseconds) -> bool:
     of_text, of_text_than = (each.get(PROMPT, 0.0) + N_WRITTEN * each[1] for each in (times, than))
     ratios = (times[size] / than[size] for size in SIZES)
     return sum(ratios) < len(SIZES) and of_text <= _NO_SLOWER * of_text_than
-
-
-def _one(times: Milliseconds) -> float:
-    return times[1]
 
 
 def _reason(types: Sequence[str], ours: Milliseconds, theirs: Milliseconds) -> str:

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from ggufspec.common.failures import closed_on_error
 from ggufspec.common.image_files import MOST_BYTES, check_number
 from ggufspec.engine.images import is_image
 from ggufspec.errors import PromptError
@@ -95,12 +96,9 @@ def _connection(
     made = http.client.HTTPConnection(host, port, timeout=seconds)
     made.sock = socket.create_connection((str(found[0]), port), timeout=seconds)
     if scheme == "https":
-        try:
+        with closed_on_error(made.close):
             context = ssl.create_default_context()
             made.sock = context.wrap_socket(made.sock, server_hostname=host)
-        except BaseException:
-            made.close()
-            raise
     return made
 
 
