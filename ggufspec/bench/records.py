@@ -12,13 +12,13 @@ from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ggufspec.common.facts import plain
+from ggufspec.common.reading import read_file
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.stats import COUNTS, Stats
 from ggufspec.errors import OptionError
 
 FORMAT = "ggufspec-bench-1"
 Record = TypeVar("Record")
-MAX_BYTES = 2**30
 PLAIN = "plain"  # names of contenders
 DRAFT_ALONE = "draft alone"
 _hints = cache(get_type_hints)
@@ -214,20 +214,10 @@ def by_position(texts: Sequence[Measurement]) -> tuple[list[int], list[int]]:
     return list(map(sum, drafted)), list(map(sum, accepted))
 
 
-def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
+def read_results(path: Path) -> BenchResults:
     """The results in a file. Raises OptionError."""
     try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OptionError(f"cannot read {path}: {reason}; {_REMEDY}") from error
-    if len(data) > max_bytes:
-        raise OptionError(
-            f"{path} is larger than {max_bytes:,} bytes, the limit for results; {_REMEDY}"
-        )
-    try:
-        document = json.loads(data.decode("utf-8-sig"))
+        document = json.loads(read_file(path, "the file", OptionError).decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise OptionError(f"{path} is not JSON in UTF-8 ({error}); {_REMEDY}") from error
     return BenchResults.of_document(document, str(path))

@@ -43,8 +43,6 @@ def test_a_file_of_another_kind_is_refused(data: bytes, told: str, tmp_path: Pat
 def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="No such file"):
         read_results(tmp_path / "none.json")
-    with pytest.raises(OptionError, match="larger than 100 bytes"):
-        read_results(measured.RECORDED, max_bytes=100)
 
 
 TEXT = ("measurements", -1)
