@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,7 +123,11 @@ def _receive(file: RemoteFile, stop: threading.Event) -> None:
     path, blob = _path(file), _blob(file)
     # The lock that huggingface_hub takes for this blob: keeps other processes from writing it.
     lock = local.hub_cache() / ".locks" / blob.parents[1].name / f"{file.blob}.lock"
-    with _disk(file):
+    with disk_errors(
+        f"write {file.path} into {local.hub_cache()}",
+        ". Make room (`ggufspec models rm`), or choose another folder with the environment "
+        f"variable HF_HUB_CACHE; {hub.KEPT}",
+    ):
         for folder in (lock.parent, blob.parent, path.parent):
             folder.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(lock):
@@ -204,14 +208,6 @@ def _record_commit(file: RemoteFile) -> None:
     is_known = reference.is_file() and reference.read_bytes() == data
     if file.revision != file.commit and not is_known:
         write_whole(reference, len(data), [data], place=_HUB_CACHE)
-
-
-def _disk(file: RemoteFile) -> AbstractContextManager[None]:
-    return disk_errors(
-        f"write {file.path} into {local.hub_cache()}",
-        ". Make room (`ggufspec models rm`), or choose another folder with the environment "
-        f"variable HF_HUB_CACHE; {hub.KEPT}",
-    )
 
 
 def _digest(file: RemoteFile) -> hashlib._Hash:

@@ -14,6 +14,7 @@ from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model, head_of, is_head
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
+from ggufspec.models.remote_drafts import DraftProposal
 from ggufspec.models.shape import shape_of
 from ggufspec.models.trim_facts import trim_of, trim_text
 from ggufspec.models.vocabulary_overlap import n_common
@@ -22,18 +23,6 @@ MOST_FILES = 24  # headers to read, of the smallest files; each takes up to 0.15
 MOST_COST = 1 / 2  # of the bytes per target pass; Qwen2.5 0.5B for 1.5B: 0.4
 LEAST_OVERLAP = 0.3  # of vocabularies; with less, too few tokens can be drafted
 _WHOLE_OVERLAP = 0.99  # below 1 because of padding tokens
-
-
-@dataclass(frozen=True)
-class DraftProposal:
-    """A draft for a target, and the reason. name: an argument of `resolve`, or MTP.
-
-    n_bytes: what would be downloaded; None: an unknown size; 0: it is on this machine.
-    """
-
-    name: str
-    why: str
-    n_bytes: int | None = 0
 
 
 def propose_draft(target: str, registry: Registry | None = None) -> DraftProposal:
@@ -76,8 +65,7 @@ def proposals(
     yield from _registered(_entry_of(named, known), known)
     if wanted is not None:
         with suppress(hub.Transient):
-            for draft in remote_drafts.known(wanted, known, asks=asks):
-                yield DraftProposal(draft.name, draft.what, draft.n_bytes)
+            yield from remote_drafts.known(wanted, known, asks=asks)
     for same in (each for each in drafts if each.has_same_vocabulary):
         yield DraftProposal(str(same.path), f"the smallest here with {target}'s vocabulary")
     others = [each for each in drafts if not each.has_same_vocabulary]
@@ -104,8 +92,7 @@ def _in_its_repository(named: local.Named) -> Iterator[DraftProposal]:
     else:
         repo, revision = named.repo, named.revision
     if repo:
-        for draft in remote_drafts.in_repository(repo, revision):
-            yield DraftProposal(draft.name, draft.what, draft.n_bytes)
+        yield from remote_drafts.in_repository(repo, revision)
 
 
 def _registered(entry: ModelEntry | None, known: Registry) -> Iterator[DraftProposal]:

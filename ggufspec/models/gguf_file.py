@@ -13,54 +13,22 @@ from typing import Any, NamedTuple
 
 from ggufspec.common.files import USER_FOLDER, write_whole
 from ggufspec.common.progress import Progress
+from ggufspec.common.reading import read_toml
 from ggufspec.errors import OptionError
 
 
 class WeightType(NamedTuple):
     """How weights are stored: a block of `n_values` numbers takes `n_bytes`."""
 
-    number: int  # its code in a file: enum ggml_type in ggml.h
+    number: int  # its code in a file
     name: str
     n_values: int
     n_bytes: int
 
 
-_TYPES = (
-    WeightType(0, "F32", 1, 4),
-    WeightType(1, "F16", 1, 2),
-    WeightType(2, "Q4_0", 32, 18),
-    WeightType(3, "Q4_1", 32, 20),
-    WeightType(6, "Q5_0", 32, 22),
-    WeightType(7, "Q5_1", 32, 24),
-    WeightType(8, "Q8_0", 32, 34),
-    WeightType(9, "Q8_1", 32, 40),
-    WeightType(10, "Q2_K", 256, 84),
-    WeightType(11, "Q3_K", 256, 110),
-    WeightType(12, "Q4_K", 256, 144),
-    WeightType(13, "Q5_K", 256, 176),
-    WeightType(14, "Q6_K", 256, 210),
-    WeightType(15, "Q8_K", 256, 292),
-    WeightType(16, "IQ2_XXS", 256, 66),
-    WeightType(17, "IQ2_XS", 256, 74),
-    WeightType(18, "IQ3_XXS", 256, 98),
-    WeightType(19, "IQ1_S", 256, 50),
-    WeightType(20, "IQ4_NL", 32, 18),
-    WeightType(21, "IQ3_S", 256, 110),
-    WeightType(22, "IQ2_S", 256, 82),
-    WeightType(23, "IQ4_XS", 256, 136),
-    WeightType(24, "I8", 1, 1),
-    WeightType(25, "I16", 1, 2),
-    WeightType(26, "I32", 1, 4),
-    WeightType(27, "I64", 1, 8),
-    WeightType(28, "F64", 1, 8),
-    WeightType(29, "IQ1_M", 256, 56),
-    WeightType(30, "BF16", 1, 2),
-    WeightType(34, "TQ1_0", 256, 54),
-    WeightType(35, "TQ2_0", 256, 66),
-    WeightType(39, "MXFP4", 32, 17),
-    WeightType(40, "NVFP4", 64, 36),
-    WeightType(41, "Q1_0", 128, 18),
-)
+_STORED = read_toml(Path(__file__).with_name("weight_types.toml"))
+TYPES = {name: WeightType(of[0], name, *of[1:]) for name, of in _STORED.items()}
+TYPES_BY_NUMBER = {each.number: each for each in TYPES.values()}
 # llama-quantize's names, indexed by llama_ftype (llama.h); "": the number is not in use.
 QUANTIZATIONS = (
     *("F32", "F16", "Q4_0", "Q4_1", "", "", "", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M"),
@@ -71,8 +39,6 @@ QUANTIZATIONS = (
 # llama.cpp's name patterns (common.h) for experts of a mixture, and dense feed-forward networks.
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE = r"\.ffn_(up|down|gate)\."
-TYPES_BY_NUMBER = {each.number: each for each in _TYPES}
-TYPES = {each.name: each for each in _TYPES}
 
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 

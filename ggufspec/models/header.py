@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from time import time_ns
@@ -283,6 +283,7 @@ class _Parser:
         self._data, self._path, self._n_bytes = data, path, len(data)
         self._end = min(len(data), _MOST_READ)
         self._at = len(_MAGIC)
+        self._damaged = partial(_damaged, path)
 
     def header(self) -> Header:
         version = self._number("I")
@@ -382,9 +383,6 @@ class _Parser:
     def _check_room(self, n: int) -> None:
         if n > self._end - self._at:
             raise self._damaged(_CUT)
-
-    def _damaged(self, what: str) -> ModelError:
-        return _damaged(self._path, what)
 
 
 def _damaged(path: Path, what: str) -> ModelError:

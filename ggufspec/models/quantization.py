@@ -6,8 +6,10 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ggufspec.common.reading import read_toml
 from ggufspec.errors import ModelError
 from ggufspec.models.gguf_file import QUANTIZATIONS, TYPES, Tensor, layer_of
 from ggufspec.models.header import Header
@@ -32,22 +34,9 @@ class Architecture:
     ffn_norm: str = "ffn_norm"  # the norm before the feed-forward network
 
 
-# The tests load and run a stand-in of each.
 ARCHITECTURES = {
-    "llama": Architecture(),
-    "qwen2": Architecture(has_query_biases=True),
-    "qwen3": Architecture(has_query_norms=True),
-    "qwen3moe": Architecture(has_query_norms=True),
-    "glm4moe": Architecture(
-        has_query_biases=True, has_choice_biases=True, ffn_norm="post_attention_norm"
-    ),
-    "gpt-oss": Architecture(
-        has_query_biases=True, has_sinks=True, has_all_biases=True, ffn_norm="post_attention_norm"
-    ),
-    "gemma2": Architecture(has_post_norms=True),
-    "gemma3": Architecture(has_query_norms=True, has_post_norms=True),
-    "gpt2": Architecture(is_gated=False, has_positions=True),
-    "bloom": Architecture(is_gated=False, has_embedding_norm=True),
+    name: Architecture(**how)
+    for name, how in read_toml(Path(__file__).with_name("architectures.toml"))["tensors"].items()
 }
 
 

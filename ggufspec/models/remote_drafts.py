@@ -27,15 +27,18 @@ _KINDS = {  # the kind of a head by its file's name, the fastest first
 
 
 @dataclass(frozen=True)
-class RemoteDraft:
-    """A draft on the hub. name: an argument of `resolve`; n_bytes: of its files; 0: in a cache."""
+class DraftProposal:
+    """A draft for a target, and the reason. name: an argument of `resolve`, or MTP.
+
+    n_bytes: what would be downloaded; None: an unknown size; 0: it is on this machine.
+    """
 
     name: str
-    what: str
-    n_bytes: int
+    why: str
+    n_bytes: int | None = 0
 
 
-def in_repository(repo: str, revision: str) -> Iterator[RemoteDraft]:
+def in_repository(repo: str, revision: str) -> Iterator[DraftProposal]:
     """Yields a head or draft of each kind in a target's repository. Raises hub.Transient."""
     sizes = _sizes(repo, revision)
     drafts = [each for each in quants.group(sizes) if each.kind != "model" and not each.missing]
@@ -46,10 +49,10 @@ def in_repository(repo: str, revision: str) -> Iterator[RemoteDraft]:
             best = min(same, key=lambda each: (abs(quants.bits_of(each.quant) - _BITS), each.files))
             drafts = [each for each in drafts if each not in same]
             n_bytes = sum(sizes[file] for file in best.files)
-            yield RemoteDraft(f"{repo}/{best.files[0]}{suffix}", f"{what} in {repo}", n_bytes)
+            yield DraftProposal(f"{repo}/{best.files[0]}{suffix}", f"{what} in {repo}", n_bytes)
 
 
-def known(target: Header, registry: Registry, *, asks: bool) -> Iterator[RemoteDraft]:
+def known(target: Header, registry: Registry, *, asks: bool) -> Iterator[DraftProposal]:
     """Yields the known heads and drafts for a target of this architecture and size.
 
     asks: those that the hub has, too. Raises hub.Transient.
@@ -59,12 +62,12 @@ def known(target: Header, registry: Registry, *, asks: bool) -> Iterator[RemoteD
             named = local.parse(row["name"], registry)
             assert isinstance(named, local.HubQuant)
             if local.find(named, heads=True) is not None:
-                yield RemoteDraft(row["name"], row["is"], 0)
+                yield DraftProposal(row["name"], row["is"])
             elif asks and (sizes := _sizes(named.repo, named.revision)):
                 with suppress(ModelError):  # the repository changed
                     found = quants.choose(sizes, named.quant, named.repo, heads=True)
                     n_bytes = sum(sizes[file] for file in found.files)
-                    yield RemoteDraft(row["name"], row["is"], n_bytes)
+                    yield DraftProposal(row["name"], row["is"], n_bytes)
 
 
 def _goes_with(row: Mapping[str, Any], target: Header) -> bool:

@@ -87,7 +87,9 @@ def trimmed(
         required = required_tokens(source)
         _check_rows(source)
         n_vocab = len(source.tokens)
-        rows = _filled({*_checked(tokens, n_vocab, "tokens"), *required}, n_vocab)
+        kept = {*_checked(tokens, n_vocab, "tokens"), *required}
+        others = (token for token in range(n_vocab) if token not in kept)
+        rows = sorted({*kept, *islice(others, -len(kept) % _MULTIPLE)})
         values = _cut_tokens(source, values, rows)
     if layers is not None:
         _check_layers(source)
@@ -217,11 +219,6 @@ def _checked(numbers: Sequence[int], n: int, what: str) -> list[int]:
             f"numbered from 0 to {n - 1:,}"
         )
     return found
-
-
-def _filled(tokens: set[int], n_vocab: int) -> list[int]:
-    others = (token for token in range(n_vocab) if token not in tokens)
-    return sorted({*tokens, *islice(others, -len(tokens) % _MULTIPLE)})
 
 
 def _cut_tokens(source: Header, values: dict[str, Any], kept: Sequence[int]) -> dict[str, Any]:
