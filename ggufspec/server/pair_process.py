@@ -11,19 +11,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from urllib.parse import urlsplit
 
-import h11
+import httpx2
 
-BROKEN = (OSError, h11.RemoteProtocolError)  # what `ask` raises if the process has ended
+BROKEN = httpx2.TransportError  # what `ask` raises if the process has ended
 Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = [(b"content-type", b"application/json")]
 _NOT_INHERITED = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_MODELS_")
-_MOST_READ = 2**16
 _START_SECONDS = 1.0  # after its first answer, lines may still be notes of its start
 _END_SECONDS = 15.0  # after that, it is killed
 _REPORT_SECONDS = 5.0  # from a broken connection to the end of its process
@@ -81,35 +80,25 @@ class PairProcess:
             return how
         return f"{_FOLDERS.sub('', self._last_line.removeprefix('ggufspec: '))} ({how})"
 
+    @asynccontextmanager
     async def ask(
-        self, method: bytes | str, target: bytes | str, headers: Headers = (), body: bytes = b""
-    ) -> AsyncGenerator[h11.Response | h11.Data, None]:
-        """The response, then its body as it comes. Closing the generator cancels the request.
+        self, method: str, target: bytes, headers: Headers = (), body: bytes = b""
+    ) -> AsyncIterator[httpx2.Response]:
+        """The response, whose body is read in the block; leaving the block cancels the request.
 
-        Raises an error of BROKEN if the connection breaks.
+        Raises BROKEN if the connection breaks.
         """
-        own = [
-            (b"host", b"localhost"),
-            (b"authorization", b"Bearer %b" % self._secret.encode()),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-        ]
-        request = h11.Request(method=method, target=target, headers=[*headers, *own])
-        if self._port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        else:
-            reader, writer = await asyncio.open_unix_connection(self._path)
-        try:
-            connection = h11.Connection(h11.CLIENT)
-            events = (request, h11.Data(body), h11.EndOfMessage())
-            writer.write(b"".join(connection.send(event) or b"" for event in events))
-            while not isinstance(event := connection.next_event(), h11.EndOfMessage):
-                if event is h11.NEED_DATA:
-                    connection.receive_data(await reader.read(_MOST_READ))
-                elif isinstance(event, (h11.Response, h11.Data)):
-                    yield event
-        finally:
-            writer.close()
+        own = [(b"authorization", b"Bearer %b" % self._secret.encode()), (b"connection", b"close")]
+        address = f"http://localhost:{self._port}" if self._port else "http://localhost"
+        url = httpx2.URL(address).copy_with(raw_path=target)
+        request = httpx2.Request(method, url, headers=[*headers, *own], content=body)
+        path = None if self._port else str(self._path)
+        async with httpx2.AsyncHTTPTransport(verify=False, uds=path) as transport:
+            response = await transport.handle_async_request(request)
+            try:
+                yield response
+            finally:
+                await response.aclose()
 
     async def has_ended(self) -> bool:
         """Whether it ends soon, after a connection broke."""

@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -245,11 +245,10 @@ class Pairs:
         name = re.sub(r"[^\w-]", "-", pair.name, flags=re.ASCII)[:100]
         for i in range(pair.plan.n_slots):
             body = json.dumps({"filename": f"{name}.{i}.slot"}).encode()
-            target = f"/slots/{i}?action={action}"
-            with suppress(*BROKEN):
-                async with aclosing(process.ask("POST", target, JSON_TYPE, body)) as events:
-                    async for _ in events:
-                        pass
+            target = f"/slots/{i}?action={action}".encode()
+            with suppress(BROKEN):
+                async with process.ask("POST", target, JSON_TYPE, body) as response:
+                    await response.aread()
 
     def _rest(self, pair: Pair) -> None:
         """After a use: let a pair that is not used end in time."""

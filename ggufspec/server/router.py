@@ -7,55 +7,40 @@ import json
 import math
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
-from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
-import h11
+import httpx2
 from prometheus_client import generate_latest
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ggufspec.common import validate
 from ggufspec.errors import OptionError
-from ggufspec.server.dialects.ollama import VERSION, description, running
+from ggufspec.server.dialects.ollama import VERSION, description, line_of_stream, running
 from ggufspec.server.dialects.shared import CHUNKS, JSON_LINES, NAMED_EVENTS, Framing
-from ggufspec.server.errors import ApiError, anthropic_error
+from ggufspec.server.errors import ApiError, error_document
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import checked
 from ggufspec.server.pair_process import BROKEN, PairProcess
 from ggufspec.server.pairs import Pair, Pairs
 from ggufspec.server.routes import page
 from ggufspec.server.service import ServerOptions
-from ggufspec.server.strict_json import parse_json
+from ggufspec.server.strict_json import parsed_body
 from ggufspec.server.texts import disconnect, timed_out
 
-_LARGE_BODY = 2**16
 _GET = ("/props", "/slots", "/tokenizer_info", "/lora-adapters")  # that pairs answer
 _STORED = "/v1/responses/"
 _OF_OLLAMA = ("/api/chat", "/api/generate")  # they stream unless told otherwise
 _OWN = re.compile(  # headers that belong to a connection, or to the checks in front
-    rb"host|authorization|x-api-key|content-length|connection|keep-alive|expect|date|server"
+    rb"host|authorization|x-api-key|connection|keep-alive|expect|date|server"
     rb"|transfer-encoding|te|trailer|upgrade|accept-encoding|origin",
 )
 _REQUESTS = "ggufspec_requests_total"
 _SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
-
-
-class _Wanted(NamedTuple):
-    """What the router reads of a request."""
-
-    pair: Pair
-    keep_alive: float | None
-    document: Mapping[str, Any]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it is one of Ollama's that only loads or unloads a model."""
-        return not (self.document.get("messages") or self.document.get("prompt"))
 
 
 class Router:
@@ -70,16 +55,18 @@ class Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         body = await request.body()
-        document = await _document(body)
+        found = await parsed_body(body) if body else {}
+        document: Mapping[str, Any] = found if isinstance(found, dict) else {}
         response = await self._own_response(request, document)
         if response is not None:
-            is_stored = scope["path"].startswith(_STORED)  # a name for all of them
-            scope["route"] = _Route(f"{_STORED}{{response_id}}" if is_stored else scope["path"])
+            is_stored = scope["path"].startswith(_STORED)  # one name for all, in the metrics
+            path = f"{_STORED}{{response_id}}" if is_stored else scope["path"]
+            scope["route"] = SimpleNamespace(path=path)
             await response(scope, receive, send)
             return
-        wanted = self._wanted(request, document)
+        pair, keep_alive = self._named(request, document), _keep_alive(document)
         reply = _Reply(send, scope["path"], document)
-        work = asyncio.ensure_future(self._passed_on(wanted, scope, body, reply))
+        work = asyncio.ensure_future(self._passed_on(pair, keep_alive, scope, body, reply))
         gone = asyncio.ensure_future(disconnect(receive))
         try:
             seconds = self._options.timeout
@@ -97,16 +84,7 @@ class Router:
             gone.cancel()
             await _ended(work)
         if scope["method"] == "POST" and reply.status < 400:  # a path that exists
-            scope["route"] = _Route(scope["path"])
-
-    def _wanted(self, request: Request, document: Mapping[str, Any]) -> _Wanted:
-        """Raises ApiError for an unknown model, or a time that is none."""
-        keep_alive = document.get("keep_alive")
-        try:
-            seconds = None if keep_alive is None else validate.duration("keep_alive", keep_alive)
-        except OptionError as error:
-            raise ApiError(400, str(error), param="keep_alive") from error
-        return _Wanted(self._named(request, document), seconds, document)
+            scope["route"] = SimpleNamespace(path=scope["path"])
 
     def _named(self, request: Request, document: Mapping[str, Any]) -> Pair:
         name = document.get("model") or document.get("name") or request.query_params.get("model")
@@ -135,11 +113,13 @@ class Router:
                 return JSONResponse({"success": True})
             if path == "/api/show" and not (pair := self._named(request, document)).process:
                 return JSONResponse(self._shown(pair))
-            if path in _OF_OLLAMA:
-                wanted = self._wanted(request, document)
-                if wanted.is_empty and wanted.keep_alive == 0:
-                    await self._pairs.unload(wanted.pair)
-                    return JSONResponse(_line(path, wanted.pair) | _UNLOADED)
+            is_empty = not (document.get("messages") or document.get("prompt"))
+            if path in _OF_OLLAMA and is_empty and _keep_alive(document) == 0:
+                pair = self._named(request, document)
+                await self._pairs.unload(pair)
+                unloaded = {"done": True, "done_reason": "unload"}
+                is_chat = path == "/api/chat"
+                return JSONResponse(line_of_stream(pair.name, is_chat=is_chat) | unloaded)
             return None
         if path == "/v1/models":
             return JSONResponse({"object": "list", "data": [*map(self._described, all_pairs)]})
@@ -182,9 +162,10 @@ class Router:
         """What one of the loaded pairs has at a path; the others answer 404."""
         for pair in self._pairs.by_name.values():
             if pair.process is not None:
-                head, body = await _fetched(pair.process, request.method, request.scope["raw_path"])
-                if head.status_code != 404:
-                    return Response(body, head.status_code, media_type="application/json")
+                found = await _fetched(pair.process, request.method, request.scope["raw_path"])
+                if found.status_code != 404:
+                    kind = "application/json"
+                    return Response(found.content, found.status_code, media_type=kind)
         raise ApiError(404, "no model that is loaded has it", code="not_found")
 
     async def _all_metrics(self) -> str:
@@ -193,8 +174,8 @@ class Router:
         for pair in self._pairs.by_name.values():
             if pair.process is not None:
                 with suppress(ApiError):  # it has just ended
-                    _, found = await _fetched(pair.process, "GET", "/metrics")
-                    _add_metrics(families, found.decode(), pair.name)
+                    found = await _fetched(pair.process, "GET", b"/metrics")
+                    _add_metrics(families, found.text, pair.name)
         own = generate_latest(self._metrics.registry).decode()
         families |= {_REQUESTS: [line for line in own.splitlines() if _REQUESTS in line]}
         loads = [
@@ -204,19 +185,20 @@ class Router:
         families |= {"": ["# TYPE ggufspec_model_loads_total counter", *loads, ""]}
         return "\n".join(line for family in families.values() for line in family)
 
-    async def _passed_on(self, wanted: _Wanted, scope: Scope, body: bytes, reply: _Reply) -> None:
+    async def _passed_on(
+        self, pair: Pair, keep_alive: float | None, scope: Scope, body: bytes, reply: _Reply
+    ) -> None:
         """Pass a request on to its pair, and the response back. Raises ApiError."""
-        pair = wanted.pair
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
         headers = [each for each in scope["headers"] if not _OWN.fullmatch(each[0])]
         telling = asyncio.ensure_future(reply.tell_progress(pair, self._options.keep_alive))
         try:
-            async with self._pairs.used(pair, wanted.keep_alive) as process:
+            async with self._pairs.used(pair, keep_alive) as process:
                 await _ended(telling)
                 target = scope["raw_path"] + query
                 try:
-                    async with aclosing(process.ask(scope["method"], target, headers, body)) as got:
-                        await reply.pass_on(got)
+                    async with process.ask(scope["method"], target, headers, body) as response:
+                        await reply.pass_on(response)
                 except BROKEN as error:
                     raise await self._pairs.broken(pair, process) from error
                 pair.n_failures = 0
@@ -228,10 +210,6 @@ def make_router_app(pairs: Pairs, options: ServerOptions) -> ASGIApp:
     """The application for several pairs, behind the same checks as one."""
     metrics = Metrics()
     return checked(Router(pairs, options, metrics), options, metrics)
-
-
-class _Route(NamedTuple):
-    path: str  # for the metrics of requests
 
 
 class _Reply:
@@ -256,24 +234,19 @@ class _Reply:
                 await self._begin(200, headers)
             await self._more(self._progress(pair))
 
-    async def pass_on(self, events: AsyncGenerator[h11.Response | h11.Data, None]) -> None:
+    async def pass_on(self, response: httpx2.Response) -> None:
         """Pass on what a pair answers; an error after the first bytes, as an event."""
-        failed: bytes | None = None
-        async for event in events:
-            if isinstance(event, h11.Data):
-                if failed is None:
-                    await self._more(bytes(event.data))
-                else:
-                    failed += event.data
-            elif not self._has_begun:
-                headers = [each for each in event.headers.raw_items() if _is_passed_on(each[0])]
-                await self._begin(event.status_code, headers)
-            elif event.status_code >= 400:
-                failed = b""
-        if failed is not None:
-            found = json.loads(failed)
+        if self._has_begun and response.status_code >= 400:
+            found = json.loads(await response.aread())
             kind = {"type": "error"} if self._framing.is_named else {}
             await self._more(self._framing.frame({**kind, **found}))
+        else:
+            if not self._has_begun:
+                given = response.headers.raw
+                headers = [each for each in given if not _OWN.fullmatch(each[0].lower())]
+                await self._begin(response.status_code, headers)
+            async for data in response.aiter_raw():
+                await self._more(data)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
@@ -282,14 +255,8 @@ class _Reply:
             raise error
         if not self._is_stream:  # its length was announced: only a broken connection tells
             raise RuntimeError("a pair has ended within its response")
-        if self._path.startswith("/v1/messages"):
-            found = anthropic_error(error)
-        elif self._path.startswith("/api/"):
-            found = {"error": error.detail}
-        else:
-            kind = {"type": "error"} if self._framing.is_named else {}
-            found = {**kind, **error.body}
-        end = self._framing.frame(found)
+        kind = {"type": "error"} if self._framing.is_named else {}
+        end = self._framing.frame({**kind, **error_document(error, self._path)})
         await self._send({"type": "http.response.body", "body": end, "more_body": False})
 
     @property
@@ -304,7 +271,8 @@ class _Reply:
         if self._path.startswith("/v1/messages"):
             return NAMED_EVENTS.frame({"type": "ping", "load_progress": said})
         if self._path.startswith("/api/"):
-            return JSON_LINES.frame(_line(self._path, pair) | {"load_progress": said})
+            line = line_of_stream(pair.name, is_chat=self._path == "/api/chat")
+            return JSON_LINES.frame(line | {"load_progress": said})
         if self._document.get("return_progress") and self._framing is CHUNKS:
             return CHUNKS.frame({"choices": [], "model": pair.name, "load_progress": said})
         return b": %b\n\n" % json.dumps(said).encode()
@@ -318,48 +286,23 @@ class _Reply:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-async def _document(body: bytes) -> Mapping[str, Any]:
-    """The fields of a body, which may be empty. Raises ApiError; the pair checks it strictly."""
-    if not body:
-        return {}
+def _keep_alive(document: Mapping[str, Any]) -> float | None:
+    """Seconds that a pair stays after a request, from now on; None: as before. Raises ApiError."""
+    given = document.get("keep_alive")
     try:
-        is_large = len(body) >= _LARGE_BODY
-        found = await run_in_threadpool(json.loads, body) if is_large else json.loads(body)
-    except (ValueError, RecursionError):
-        found = parse_json(body)  # raises an error that says where
-    return found if isinstance(found, dict) else {}
+        return None if given is None else validate.duration("keep_alive", given)
+    except OptionError as error:
+        raise ApiError(400, str(error), param="keep_alive") from error
 
 
-_UNLOADED = {"done": True, "done_reason": "unload"}
-
-
-def _line(path: str, pair: Pair) -> dict[str, Any]:
-    """A line of Ollama's API without text."""
-    chat = {"message": {"role": "assistant", "content": ""}}
-    said = chat if path == "/api/chat" else {"response": ""}
-    now = datetime.now(timezone.utc).isoformat()
-    return {"model": pair.name, "created_at": now, **said, "done": False}
-
-
-def _is_passed_on(name: bytes) -> bool:
-    return name.lower() == b"content-length" or not _OWN.fullmatch(name.lower())
-
-
-async def _fetched(
-    process: PairProcess, method: str, path: str | bytes
-) -> tuple[h11.Response, bytes]:
+async def _fetched(process: PairProcess, method: str, path: bytes) -> httpx2.Response:
     """The whole response of a pair. Raises ApiError."""
-    data = b""
     try:
-        async with aclosing(process.ask(method, path)) as events:
-            async for event in events:
-                if isinstance(event, h11.Response):
-                    head = event
-                else:
-                    data += event.data
+        async with process.ask(method, path) as response:
+            await response.aread()
+            return response
     except BROKEN as error:
         raise ApiError(503, "a model has ended; try again", "server_error") from error
-    return head, data
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
