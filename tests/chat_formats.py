@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ggufspec.server.formats.deltas import CallDelta, ChatParser, ContentDelta, ReasoningDelta
+from ggufspec.server.formats.deltas import CallDelta, ChatParser
 
 _WHOLE = (
     "{{% if tools %}}<tools>{{{{ tools | tojson }}}}</tools>{{% endif %}}"
@@ -116,8 +116,11 @@ def parsed(parser: ChatParser, text: str, size: int) -> Parsed:
     calls: list[list[str]] = []
     ids: list[str | None] = []
     names: list[str | None] = []
+    texts = {"text": "", "reasoning": ""}
     for delta in deltas:
-        if isinstance(delta, CallDelta):
+        if not isinstance(delta, CallDelta):
+            texts[delta.kind] += delta.text
+        else:
             if delta.call_index == len(calls):
                 calls.append([])
                 ids.append(delta.id)
@@ -126,8 +129,8 @@ def parsed(parser: ChatParser, text: str, size: int) -> Parsed:
                 assert delta.name is None
             calls[delta.call_index].append(delta.text)
     return Parsed(
-        "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
-        "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
+        texts["text"],
+        texts["reasoning"],
         list(zip(names, ("".join(call) for call in calls), strict=True)),
         ids,
     )

@@ -136,12 +136,13 @@ class AnswerForm:
 
         begun = begun_in(self._format.syntax, prompt, self._vocab)
         if self._format.syntax.is_harmony:  # its template refuses marks in contents
-            from ggufspec.server.formats.deltas import ContentDelta, ReasoningDelta
+            from ggufspec.server.formats.deltas import TextDelta
 
             parser = self._format.parser(begun)
             deltas = [*parser.push(text), *parser.finish()]
-            for name, kind in (("content", ContentDelta), ("reasoning_content", ReasoningDelta)):
-                made[name] = "".join(each.text for each in deltas if isinstance(each, kind))
+            parts = [each for each in deltas if isinstance(each, TextDelta)]
+            for name, kind in (("content", "text"), ("reasoning_content", "reasoning")):
+                made[name] = "".join(each.text for each in parts if each.kind == kind)
             return made
         reasoning = reasoning_after(self._format.syntax, begun)
         if reasoning is not None and reasoning.is_open:

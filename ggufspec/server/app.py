@@ -39,10 +39,9 @@ from ggufspec.server.middleware import checked
 from ggufspec.server.requests import parse_request
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
 from ggufspec.server.service import Service
-from ggufspec.server.strict_json import parse_json
+from ggufspec.server.strict_json import parsed_body
 from ggufspec.server.texts import Events
 
-_LARGE_BODY = 2**16
 _NOT_ENFORCED, _MAX_HEADER = "X-Ggufspec-Not-Enforced", 4000
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
@@ -104,11 +103,8 @@ def _app(router: APIRouter, service: Service | EmbeddingService) -> ASGIApp:
 
 class _StrictJsonRequest(Request):
     async def json(self) -> Any:
-        body = await self.body()
-        is_large = len(body) >= _LARGE_BODY  # 1 MB takes 0.1 s: others go on
-        parsed = await run_in_threadpool(parse_json, body) if is_large else parse_json(body)
-        self.state.sent = parsed
-        return parsed
+        self.state.sent = await parsed_body(await self.body())
+        return self.state.sent
 
 
 class _StrictJsonRoute(APIRoute):
@@ -126,29 +122,22 @@ class _StrictJsonRoute(APIRoute):
 def _add_generation(router: APIRouter, service: Service) -> None:
     alias, vocab, n_ctx = service.options.alias, service.engine.vocab, service.engine.n_ctx
 
-    def llama_renderer(body: LlamaCompletion, parsed: ParsedRequest) -> LlamaRenderer:
-        return LlamaRenderer(body, parsed, alias, vocab, n_ctx)
+    llama = partial(LlamaRenderer, model=alias, vocab=vocab, n_ctx=n_ctx)
 
     @router.post("/v1/completions")
     async def completions(body: schema.CompletionRequest, request: Request) -> Response:
         """Continue a prompt, like OpenAI's legacy completions."""
-        return await _answer(
-            body, request, service, lambda parsed: CompletionRenderer(body, parsed, alias)
-        )
+        return await _answer(body, request, service, partial(CompletionRenderer, body, model=alias))
 
     @router.post("/v1/chat/completions")
     async def chat(body: schema.ChatRequest, request: Request) -> Response:
         """Continue a conversation, with the model's chat template."""
-        return await _answer(
-            body, request, service, lambda parsed: CompletionRenderer(body, parsed, alias)
-        )
+        return await _answer(body, request, service, partial(CompletionRenderer, body, model=alias))
 
     @router.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Continue a conversation, like Anthropic's Messages API."""
-        return await _answer(
-            body.chat(), request, service, lambda parsed: MessageRenderer(parsed, alias)
-        )
+        return await _answer(body.chat(), request, service, partial(MessageRenderer, model=alias))
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Response:
@@ -164,12 +153,12 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/completions")
     async def completion(body: LlamaCompletion, request: Request) -> Response:
         """Continue a prompt, like llama.cpp's own completions."""
-        return await _answer(body, request, service, partial(llama_renderer, body))
+        return await _answer(body, request, service, partial(llama, body))
 
     @router.post("/infill")
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Write the text between two others, like llama.cpp's server."""
-        return await _answer(body, request, service, partial(llama_renderer, body))
+        return await _answer(body, request, service, partial(llama, body))
 
     @router.post("/predict")
     async def predict(body: schema.PredictRequest, request: Request) -> Response:
@@ -187,13 +176,9 @@ def _add_responses(router: APIRouter, service: Service) -> None:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Continue a conversation, as OpenAI's responses API does."""
         items = store.items(body)
-        keep = partial(store.add, items=items)
-        return await _answer(
-            body.chat(items),
-            request,
-            service,
-            lambda parsed: ResponsesRenderer(body, parsed, service.options.alias, keep),
-        )
+        keep, alias = partial(store.add, items=items), service.options.alias
+        make = partial(ResponsesRenderer, body, model=alias, store=keep)
+        return await _answer(body.chat(items), request, service, make)
 
     @router.post("/v1/responses/input_tokens")
     async def input_tokens(body: ResponsesRequest) -> Response:
@@ -257,7 +242,8 @@ async def _answer(
 ) -> Response:
     """The response, or the beginning of a stream. Raises GgufspecError, ApiError."""
     parsed = await _parse(body, service)
-    renderer, headers = make_renderer(parsed), _headers(parsed)
+    shown = json.dumps("; ".join(parsed.not_enforced))[1:-1]  # ASCII without line breaks
+    renderer, headers = make_renderer(parsed), {_NOT_ENFORCED: shown[:_MAX_HEADER]} if shown else {}
     events = service.events(parsed, request.receive)
     if not body.stream:
         await _collect(renderer, events)
@@ -266,12 +252,6 @@ async def _answer(
     frames = _frames(renderer, events)
     # An error before the first frame sets the status; later errors are sent in the stream.
     return _EventStream(await anext(frames), frames, renderer.framing.media_type, headers)
-
-
-def _headers(parsed: ParsedRequest) -> dict[str, str]:
-    """Which keywords of tools' schemas are not enforced, as ASCII without line breaks."""
-    shown = json.dumps("; ".join(parsed.not_enforced))[1:-1]
-    return {_NOT_ENFORCED: shown[:_MAX_HEADER]} if shown else {}
 
 
 async def _parse(

@@ -7,7 +7,7 @@ import time
 from base64 import b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 from fastapi import APIRouter
@@ -144,7 +144,7 @@ def add_embeddings(router: APIRouter, service: EmbeddingService) -> None:
             {
                 "object": "embedding",
                 "index": i,
-                "embedding": _base64(row) if is_text else row,
+                "embedding": b64encode(np.array(row, "<f4").tobytes()).decode() if is_text else row,
                 **form,
             }
             for i, (row,) in enumerate(each.tolist() for each in rows)
@@ -186,7 +186,3 @@ def normalized(rows: Rows, norm: int) -> Rows:
     scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     scaled: Rows = (rows * scale[:, None]).astype(np.float32)
     return scaled
-
-
-def _base64(row: Any) -> str:
-    return b64encode(np.array(row, "<f4").tobytes()).decode()

@@ -63,13 +63,14 @@ class ApiError(HTTPException):
 
 
 def error_response(error: ApiError, path: str) -> JSONResponse:
-    """The response for an error, in the form of the API that the path belongs to."""
-    found = error.body
+    return JSONResponse(error_document(error, path), error.status_code, error.headers)
+
+
+def error_document(error: ApiError, path: str) -> dict[str, Any]:
+    """An error in the form of the API that the path belongs to."""
     if path.startswith("/v1/messages"):
-        found = anthropic_error(error)
-    elif path.startswith("/api/"):
-        found = {"error": error.detail}
-    return JSONResponse(found, error.status_code, error.headers)
+        return anthropic_error(error)
+    return {"error": error.detail} if path.startswith("/api/") else error.body
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:

@@ -82,11 +82,11 @@ Parts = Annotated[
 ]
 
 
-def joined(content: str | Sequence[TextPart | ImagePart] | None, separator: str) -> str:
-    """The text of a message's content, its parts joined."""
+def joined(content: str | Sequence[Any] | None, separator: str = "\n") -> str:
+    """The text of a message's content, those of its parts joined that have one."""
     if isinstance(content, str) or content is None:
         return content or ""
-    return separator.join(part.text for part in content if isinstance(part, TextPart))
+    return separator.join(part.text for part in content if hasattr(part, "text"))
 
 
 def image_part(url: str) -> dict[str, Any]:

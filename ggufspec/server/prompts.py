@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from ggufspec.engine.engine import Engine
@@ -19,17 +20,17 @@ Prompt = str | Sequence[int]
 
 def prompts_of(body: CompletionRequest, engine: Engine, server: ServerOptions) -> list[Prompt]:
     """Texts or token ids, each a prompt. Raises PromptError, OptionError."""
+    n_text, suffix_first = server.limit(body.max_tokens), server.suffix_first
+    infilled = partial(engine.infill_prompt, n_text=n_text, suffix_first=suffix_first)
     if isinstance(body, InfillRequest):
         files = [(each.filename, each.text) for each in body.input_extra]
-        around = body.input_prefix, body.input_suffix
-        return [_infilled(*around, body, engine, server, files=files, begun=body.prompt)]
+        return [infilled(body.input_prefix, body.input_suffix, files=files, begun=body.prompt)]
     is_one = isinstance(body.prompt, str) or any(isinstance(each, int) for each in body.prompt)
     prompts = cast("list[str | list[int | str]]", [body.prompt] if is_one else body.prompt)
     if body.suffix:
         if not all(isinstance(each, str) for each in prompts):
             raise OptionError("'suffix' needs prompts as texts, not as token ids")
-        pairs = [(cast("str", each), body.suffix) for each in prompts]
-        return [_infilled(*pair, body, engine, server) for pair in pairs]
+        return [infilled(cast("str", each), body.suffix) for each in prompts]
     add_special = body.add_special_tokens
     return [
         each
@@ -37,26 +38,6 @@ def prompts_of(body: CompletionRequest, engine: Engine, server: ServerOptions) -
         else joined_tokens(each, engine.vocab, add_special=add_special)
         for each in prompts
     ]
-
-
-def _infilled(
-    prefix: str,
-    suffix: str,
-    body: CompletionRequest,
-    engine: Engine,
-    server: ServerOptions,
-    *,
-    files: Sequence[tuple[str, str]] = (),
-    begun: str = "",
-) -> list[int]:
-    return engine.infill_prompt(
-        prefix,
-        suffix,
-        files=files,
-        begun=begun,
-        n_text=server.limit(body.max_tokens),
-        suffix_first=server.suffix_first,
-    )
 
 
 def joined_tokens(parts: Sequence[int | str], vocab: Vocab, *, add_special: bool) -> list[int]:
@@ -68,11 +49,6 @@ def joined_tokens(parts: Sequence[int | str], vocab: Vocab, *, add_special: bool
         else:
             tokens.append(part)
     return tokens
-
-
-def text_of(tokens: Sequence[int], engine: Engine) -> str:
-    """The text of token ids; control tokens have none."""
-    return b"".join(map(engine.vocab.piece, tokens)).decode("utf-8", "replace")
 
 
 def echo_of(prompt: str | Sequence[int], tokens: Sequence[int], vocab: Vocab) -> Echo:

@@ -36,21 +36,15 @@ from ggufspec.server.service import ServerOptions, default_options
 from ggufspec.server.strict_json import sent_arguments
 from ggufspec.structured.grammar import of_json_schema
 
-# Fields with the name and the meaning of an option of the engine.
-_OPTIONS = (
-    *(name for name in NUMBERS if name not in ("top_k", "top_p")),
-    *(
-        "dry_sequence_breakers",
-        "stop",
-        "banned_strings",
-        "ignore_eos",
-        "min_tokens",
-        "n_keep",
-        "drafter",
-        "tree",
-        "verify",
-    ),
-)
+# Fields that mean an option of the engine: of the same name, or of another.
+_OPTIONS = {
+    name: name
+    for name in (
+        *(name for name in NUMBERS if name not in ("top_k", "top_p")),
+        *("samplers", "dry_sequence_breakers", "stop", "banned_strings", "ignore_eos"),
+        *("min_tokens", "n_keep", "drafter", "tree", "verify"),
+    )
+} | {"repetition_penalty": "repeat_penalty", "reasoning_budget_tokens": "reasoning_budget"}
 _OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _FIELDS_OF_TEMPLATES = {"messages", "tools", "add_generation_prompt"}  # set by the server
 _MOST_SCORED = 400_000  # 64 prompts of 3,000 tokens, each with one alternative
@@ -281,17 +275,12 @@ def _options_of(
     options: dict[str, Any] = {**default_options(engine, server)}
     if any(getattr(body, name) for name in _OF_WHOLE_TEXT):
         options["repeat_last_n"] = -1  # as in OpenAI's and vLLM's servers
-    options |= {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
-    if body.repetition_penalty is not None:
-        options["repeat_penalty"] = body.repetition_penalty
+    given = ((option, getattr(body, name)) for name, option in _OPTIONS.items())
+    options |= {option: value for option, value in given if value is not None}
     if body.top_k is not None:
         options["top_k"] = max(body.top_k, 0)
     if body.top_p is not None:
         options["top_p"] = max(body.top_p, _LEAST_TOP_P)
-    if body.samplers is not None:
-        options["samplers"] = body.samplers
-    if body.reasoning_budget_tokens is not None:
-        options["reasoning_budget"] = body.reasoning_budget_tokens
     if body.logit_bias:
         options["logit_bias"] = _biases_of(body.logit_bias, engine)
     if body.stop_token_ids:
@@ -331,10 +320,8 @@ def _biases_of(sent: Sequence[tuple[int | str, float]], engine: Engine) -> dict[
 
 def _constraint_of(body: GenerationBody) -> dict[str, object]:
     """The constraint of a request, as an option of the engine. Raises OptionError for several."""
-    form, outputs = (
-        body.response_format,
-        body.structured_outputs or StructuredOutputs.model_construct(),
-    )
+    form = body.response_format
+    outputs = body.structured_outputs or StructuredOutputs.model_construct()
     found: dict[str, tuple[str, object]] = {
         "response_format": ("json_schema", form and _schema_of(form)),
         "structured_outputs.json": ("json_schema", outputs.json_),

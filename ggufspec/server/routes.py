@@ -29,7 +29,6 @@ from ggufspec.server import schema
 from ggufspec.server.dialects.chat_response import FINGERPRINT
 from ggufspec.server.dialects.llama_cpp import settings
 from ggufspec.server.errors import ApiError, log_error
-from ggufspec.server.prompts import text_of
 from ggufspec.server.requests import applied_template, check_scales
 from ggufspec.server.service import Service, default_options
 
@@ -88,14 +87,11 @@ def add_tokenization(router: APIRouter, service: Service) -> None:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Convert token ids to a text; control tokens are left out."""
-        for token in body.tokens:
-            if token >= vocab.n_tokens:
-                raise ApiError(
-                    400,
-                    f"token {token} does not exist; ids are 0 to {vocab.n_tokens - 1:,}",
-                    param="tokens",
-                )
-        text = await run_in_threadpool(text_of, body.tokens, service.engine)
+        if wrong := [token for token in body.tokens if token >= vocab.n_tokens]:
+            message = f"token {wrong[0]} does not exist; ids are 0 to {vocab.n_tokens - 1:,}"
+            raise ApiError(400, message, param="tokens")
+        pieces = await run_in_threadpool(lambda: [*map(vocab.piece, body.tokens)])
+        text = b"".join(pieces).decode("utf-8", "replace")
         return JSONResponse({"content": text, "prompt": text})  # names of llama.cpp and vLLM
 
 
@@ -103,8 +99,18 @@ def add_slots(router: APIRouter, service: Service) -> None:
     @router.get("/slots")
     async def listed(fail_on_no_slot: str | None = None) -> Response:
         """List the slots, as llama.cpp's server does."""
-        slots = enumerate(service.engine.pair.slots)
-        found = [_slot_facts(service, i, slot) for i, slot in slots]
+        engine = service.engine
+        found = [
+            {
+                "id": i,
+                "n_ctx": engine.n_ctx,
+                "speculative": engine.pair.draft is not None,
+                "is_processing": slot.is_used,
+                "n_prompt_tokens": slot.n_prompt,
+                "n_tokens": slot.target.n_held,
+            }
+            for i, slot in enumerate(engine.pair.slots)
+        ]
         if fail_on_no_slot is not None and all(each["is_processing"] for each in found):
             raise ApiError(503, "all slots are in use", code="unavailable")
         return JSONResponse(found)
@@ -159,11 +165,10 @@ def add_information(router: APIRouter, service: Service) -> None:
     @router.get("/lora-adapters")
     async def lora_adapters() -> Response:
         """List the LoRA adapters and their scales, as llama.cpp's server does."""
-        loaded = [
-            {"id": i, "path": each.path.name, "scale": each.scale}
-            for i, each in enumerate(engine.pair.target.model.adapters)
-        ]
-        return JSONResponse(loaded)
+        adapters = enumerate(engine.pair.target.model.adapters)
+        return JSONResponse(
+            [{"id": i, "path": each.path.name, "scale": each.scale} for i, each in adapters]
+        )
 
     @router.post("/lora-adapters")
     async def set_lora_adapters(body: list[schema.AdapterScale]) -> Response:
@@ -261,18 +266,6 @@ def _hashes_of(html: str, tag: str) -> str:
     return " ".join(f"'sha256-{each}'" for each in hashes)
 
 
-def _slot_facts(service: Service, index: int, slot: Slot) -> dict[str, Any]:
-    engine = service.engine
-    return {
-        "id": index,
-        "n_ctx": engine.n_ctx,
-        "speculative": engine.pair.draft is not None,
-        "is_processing": slot.is_used,
-        "n_prompt_tokens": slot.n_prompt,
-        "n_tokens": slot.target.n_held,
-    }
-
-
 async def _slot_action(
     service: Service, id_slot: str, action: str | None, body: SlotFile
 ) -> dict[str, object]:
@@ -296,39 +289,32 @@ async def _slot_action(
         raise ApiError(400, "action must be save, restore or erase", param="action")
     path = folder / _checked(body.filename)
     try:
-        facts = await (_save if action == "save" else _restore)(service, slot, path)
+        done = await (_save if action == "save" else _restore)(service, slot, path)
     except SessionError as error:
         raise ApiError(400, str(error), code="invalid_session", param="filename") from error
     except CacheError as error:  # its message names the folder
         log_error("a slot could not be saved", error)
         message = "the file cannot be written: no room, or no permission; see --slot-save-path"
         raise ApiError(500, message, "server_error", code="failed") from error
-    of_tokens, of_bytes = {
-        "save": ("n_saved", "n_written"),
-        "restore": ("n_restored", "n_read"),
-    }[action]
-    return {
-        "id_slot": int(id_slot),
-        "filename": path.name,
-        of_tokens: len(facts.tokens),
-        of_bytes: facts.n_bytes,
-        "timings": {f"{action}_ms": 1000 * (perf_counter() - started)},
-    }
+    seconds = perf_counter() - started
+    head = {"id_slot": int(id_slot), "filename": path.name}
+    return {**head, **done, "timings": {f"{action}_ms": 1000 * seconds}}
 
 
-async def _save(service: Service, slot: Slot, path: Path) -> session_file.SessionFacts:
+async def _save(service: Service, slot: Slot, path: Path) -> dict[str, int]:
     text = await _between_rounds(service, slot, slot.saved)
     if text is None:
         raise SessionError("the slot is empty; save it after a request")
     keys = service.engine.pair.text_keys
-    return await run_in_threadpool(session_file.write, path, text, keys)
+    facts = await run_in_threadpool(session_file.write, path, text, keys)
+    return {"n_saved": len(facts.tokens), "n_written": facts.n_bytes}
 
 
-async def _restore(service: Service, slot: Slot, path: Path) -> session_file.SessionFacts:
+async def _restore(service: Service, slot: Slot, path: Path) -> dict[str, int]:
     pair, n_ctx = service.engine.pair, service.engine.n_ctx
     text, n_bytes = await run_in_threadpool(session_file.read, path, pair.text_keys, n_ctx)
     await _between_rounds(service, slot, lambda: _restored(pair.slots, slot, text, path))
-    return session_file.SessionFacts(text.tokens, n_bytes)
+    return {"n_restored": len(text.tokens), "n_read": n_bytes}
 
 
 async def _between_rounds(service: Service, slot: Slot, work: Callable[[], T]) -> T:

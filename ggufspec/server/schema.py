@@ -7,12 +7,7 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from ggufspec.decoding.sampling_options import INT_MAX, NUMBERS, SAMPLER_LETTERS

@@ -12,7 +12,7 @@ from ggufspec import __version__
 from ggufspec.server.dialects.shared import CHUNKS, Answer, logprob_entries, timings
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceDelta, ChoiceEvent, ParsedRequest
-from ggufspec.server.formats.deltas import ChatDelta, ContentDelta, ReasoningDelta
+from ggufspec.server.formats.deltas import ChatDelta, TextDelta
 from ggufspec.server.schema import ChatRequest, GenerationBody
 
 FINGERPRINT = f"ggufspec-{__version__}"
@@ -47,7 +47,7 @@ class CompletionRenderer:
         deltas = [step.delta for step in choice.add(event)]
         tokens = event if isinstance(event, ChoiceDelta) else None
         if tokens and (self._with_drafted or self._with_logprobs or self._with_tokens):
-            deltas = deltas or [ContentDelta("")]
+            deltas = deltas or [TextDelta("text", "")]
         chunks = self._role_chunks(choice) if deltas or not tokens else []
         # If there are several chunks, the first has the log-probabilities and tokens.
         for i, delta in enumerate(deltas):
@@ -188,10 +188,8 @@ class CompletionRenderer:
 
 
 def _delta_body(part: ChatDelta) -> dict[str, Any]:
-    if isinstance(part, ContentDelta):
-        return {"content": part.text}
-    if isinstance(part, ReasoningDelta):
-        return {"reasoning_content": part.text}
+    if isinstance(part, TextDelta):
+        return {"content" if part.kind == "text" else "reasoning_content": part.text}
     function, call = {"arguments": part.text}, {}
     if part.name is not None:
         function["name"] = part.name

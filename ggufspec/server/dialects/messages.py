@@ -21,7 +21,7 @@ from ggufspec.server.dialects.shared import (
 )
 from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.events import ChoiceEvent, ParsedRequest
-from ggufspec.server.parts import encoded_image, image_part, of_type
+from ggufspec.server.parts import encoded_image, image_part, joined, of_type
 from ggufspec.server.schema import Body, ChatRequest, GenerationBody, Stops
 
 # Claude Code's first block changes with each request, so it would keep the cache from being used.
@@ -246,7 +246,7 @@ def _tool_of(tool: CustomTool) -> dict[str, Any]:
 
 def _messages_of(body: MessagesRequest) -> Iterator[dict[str, Any]]:
     system = _blocks(body.system or [])
-    if text := _lines([each for each in system if not _lines([each]).startswith(_BILLING)]):
+    if text := joined([each for each in system if not each.text.startswith(_BILLING)]):
         yield {"role": "system", "content": text}
     turns = [(message.role, _blocks(message.content)) for message in body.messages]
     for is_answer, together in groupby(turns, key=lambda turn: turn[0] == "assistant"):
@@ -265,7 +265,7 @@ def _from_assistant(blocks: Sequence[Any]) -> dict[str, Any]:
     thoughts = [each.thinking for each in blocks if isinstance(each, ThinkingBlock)]
     return {
         "role": "assistant",
-        "content": _lines(blocks, "") or None,
+        "content": joined(blocks, "") or None,
         "tool_calls": calls or None,
         "reasoning_content": "\n\n".join(filter(None, thoughts)) or None,
     }
@@ -293,7 +293,7 @@ def _blocks(content: str | Sequence[Any]) -> Sequence[Any]:
 def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
     """The texts as one; with images, all parts."""
     if not any(isinstance(block, ImageBlock) for block in blocks):
-        return _lines(blocks)
+        return joined(blocks)
     found = []
     for block in blocks:
         if block.type == "text":
@@ -302,10 +302,6 @@ def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
             of = block.source
             found.append(image_part(of.url) if of.type == "url" else encoded_image(of.data))
     return found
-
-
-def _lines(blocks: Sequence[Any], separator: str = "\n") -> str:
-    return separator.join(block.text for block in blocks if block.type == "text")
 
 
 class MessageRenderer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -92,12 +93,15 @@ class OllamaRenderer:
 
     def __init__(self, parsed: ParsedRequest | None, model: str, *, is_chat: bool) -> None:
         self._answer = Answer(0, parsed.parser() if parsed and parsed.parser else None)
-        self._model, self._is_chat = model, is_chat
+        self._line = partial(line_of_stream, model, is_chat=is_chat)
 
     def add(self, event: ChoiceEvent) -> list[dict[str, Any]]:
-        names = {"text": "text", "reasoning": "thinking"}
-        steps = [step for step in self._answer.add(event) if step.part.kind in names]
-        return [self._line(**{names[step.part.kind]: step.delta.text}) for step in steps]
+        steps = [(step.part.kind, step.delta.text) for step in self._answer.add(event)]
+        return [
+            self._line(text) if kind == "text" else self._line(thinking=text)
+            for kind, text in steps
+            if kind != "call"
+        ]
 
     def end(self) -> list[dict[str, Any]]:
         calls = [self._line(calls=found)] if (found := self._calls()) else []  # calls are not split
@@ -109,14 +113,6 @@ class OllamaRenderer:
 
     def error(self, error: ApiError) -> list[dict[str, Any]]:
         return [{"error": error.detail}]
-
-    def _line(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
-        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
-        more |= {"tool_calls": calls} if calls else {}
-        message = {"role": "assistant", "content": text, **more}
-        said = {"message": message} if self._is_chat else {"response": text, **more}
-        now = datetime.now(timezone.utc).isoformat()
-        return {"model": self._model, "created_at": now, **said, "done": False}
 
     def _calls(self) -> list[dict[str, Any]]:
         return [
@@ -140,6 +136,18 @@ class OllamaRenderer:
             "eval_count": stats.n_generated,
             "eval_duration": n_writing,
         }
+
+
+def line_of_stream(
+    model: str, text: str = "", thinking: str = "", calls: Any = (), *, is_chat: bool
+) -> dict[str, Any]:
+    """A line of a stream that goes on."""
+    more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+    more |= {"tool_calls": calls} if calls else {}
+    message = {"role": "assistant", "content": text, **more}
+    said = {"message": message} if is_chat else {"response": text, **more}
+    now = datetime.now(timezone.utc).isoformat()
+    return {"model": model, "created_at": now, **said, "done": False}
 
 
 class ModelFacts(NamedTuple):

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from ggufspec.server import schema
 from ggufspec.server.dialects.shared import Document, as_chat, thinking_variables
 from ggufspec.server.errors import ApiError
-from ggufspec.server.parts import image_part, of_type
+from ggufspec.server.parts import image_part, joined, of_type
 
 _LOGPROBS = "message.output_text.logprobs"
 N_RESPONSES = 1000
@@ -318,20 +318,14 @@ def _add_to_turn(
         last.setdefault("tool_calls", []).append(call)
     else:
         name = "content" if isinstance(item, MessageItem) else "reasoning_content"
-        text = _text(item.content) or _text(getattr(item, "summary", ""))
+        text = joined(item.content) or joined(getattr(item, "summary", ""))
         last[name] = f"{last[name]}\n{text}" if name in last else text
-
-
-def _text(content: str | Sequence[TextContent | ImageContent]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text for part in content if isinstance(part, TextContent))
 
 
 def _content(content: str | _Parts) -> str | list[dict[str, Any]]:
     """The texts as one; with images, all parts."""
     if isinstance(content, str) or not any(isinstance(part, ImageContent) for part in content):
-        return _text(content)
+        return joined(content)
     return [
         image_part(part.image_url)
         if isinstance(part, ImageContent)

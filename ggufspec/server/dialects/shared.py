@@ -16,13 +16,7 @@ from ggufspec.decoding.stats import Stats
 from ggufspec.engine.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceEvent, ChoiceFinished
-from ggufspec.server.formats.deltas import (
-    CallDelta,
-    ChatDelta,
-    ChatParser,
-    ContentDelta,
-    ReasoningDelta,
-)
+from ggufspec.server.formats.deltas import CallDelta, ChatDelta, ChatParser, TextDelta
 from ggufspec.server.schema import ChatRequest, GenerationBody
 from ggufspec.server.strict_json import sent_arguments
 
@@ -137,7 +131,7 @@ class Answer:
         if not event.text:
             return []
         start, self._n_said = self._n_said, self._n_said + len(event.text)
-        return self._take([ContentDelta(event.text, start, self._n_said)])
+        return self._take([TextDelta("text", event.text, start, self._n_said)])
 
     @property
     def text(self) -> str:
@@ -187,18 +181,16 @@ class Answer:
             steps.append(Step(delta, part, len(self.parts) > n_before, found))
         return steps
 
-    def _tokens_of(self, delta: ContentDelta | ReasoningDelta) -> list[_Token]:
+    def _tokens_of(self, delta: TextDelta) -> list[_Token]:
         """The tokens with a character in `delta`; those before, of marks and calls, are dropped."""
         n = bisect_left(self._unsaid, delta.end, key=lambda token: token.start)
         before, self._unsaid = self._unsaid[:n], self._unsaid[n:]
         return [token for token in before if max(token.end, token.start + 1) > delta.start]
 
     def _part_of(self, delta: ChatDelta) -> Part:
-        if isinstance(delta, (ContentDelta, ReasoningDelta)):
-            kind: Literal["text", "reasoning"]
-            kind = "text" if isinstance(delta, ContentDelta) else "reasoning"
-            if not self.parts or self.parts[-1].kind != kind:
-                self.parts.append(Part(kind))
+        if isinstance(delta, TextDelta):
+            if not self.parts or self.parts[-1].kind != delta.kind:
+                self.parts.append(Part(delta.kind))
         elif delta.name is not None:
             self.parts.append(Part("call", id=delta.id or "", name=delta.name))
         else:

@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Generator, Sequence
 from itertools import groupby
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from ggufspec.engine.text import n_begun
 from ggufspec.server.formats.values import json_text
@@ -21,17 +21,10 @@ SPACES = re.compile(r"\s*")
 _SCALAR = re.compile(r"[^\s,\]})]*")
 
 
-class ContentDelta(NamedTuple):
-    """More of the content. `start`, `end`: where it was written, in characters of the text."""
+class TextDelta(NamedTuple):
+    """More of the content or the reasoning, written at `start` to `end` (in characters)."""
 
-    text: str
-    start: int = 0
-    end: int = 0
-
-
-class ReasoningDelta(NamedTuple):
-    """More of the reasoning; its fields are those of ContentDelta."""
-
+    kind: Literal["text", "reasoning"]
     text: str
     start: int = 0
     end: int = 0
@@ -49,7 +42,7 @@ class CallDelta(NamedTuple):
     name: str | None = None
 
 
-ChatDelta = ContentDelta | ReasoningDelta | CallDelta
+ChatDelta = TextDelta | CallDelta
 
 
 class Deltas:
@@ -78,13 +71,13 @@ class Deltas:
         return [_joined(list(together)) for _, together in groupby(found, _part_of)]
 
     def content(self, text: str) -> None:
-        self._add(ContentDelta, text)
+        self._add("text", text)
         self.has_content = self.has_content or bool(text.strip())
 
     def reasoning(self, text: str) -> None:
-        self._add(ReasoningDelta, text)
+        self._add("reasoning", text)
 
-    def _add(self, kind: type[ContentDelta | ReasoningDelta], text: str) -> None:
+    def _add(self, kind: Literal["text", "reasoning"], text: str) -> None:
         if self._skips_spaces:
             text = text.lstrip()
         kept = text.rstrip()
@@ -92,7 +85,7 @@ class Deltas:
             self._skips_spaces = False
             found = "".join([*self._spaces, kept])
             end = self._reader.n_read - len(text) + len(kept)
-            self._found.append(kind(found, end - len(found), end))
+            self._found.append(TextDelta(kind, found, end - len(found), end))
             self._spaces.clear()
         if len(kept) < len(text):
             self._spaces.append(text[len(kept) :])
@@ -111,7 +104,7 @@ class Deltas:
         """End the text: white space at the end is content."""
         if self._spaces and self.has_content:
             text, end = "".join(self._spaces), self._reader.n_read
-            self._found.append(ContentDelta(text, end - len(text), end))
+            self._found.append(TextDelta("text", text, end - len(text), end))
 
     def begin(self, name: str, id: str | None) -> None:
         self.part()
@@ -168,9 +161,9 @@ class ChatParser:
         return self._deltas.take()
 
 
-def _part_of(delta: ChatDelta) -> tuple[type, int]:
+def _part_of(delta: ChatDelta) -> str | int:
     """A key that is equal for deltas of the same part of an answer."""
-    return type(delta), delta.call_index if isinstance(delta, CallDelta) else 0
+    return delta.call_index if isinstance(delta, CallDelta) else delta.kind
 
 
 def _joined(deltas: Sequence[ChatDelta]) -> ChatDelta:
