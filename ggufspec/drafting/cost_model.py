@@ -8,6 +8,8 @@ from typing import NamedTuple
 from ggufspec import _native
 from ggufspec.drafting import constants
 
+_PASS = "the seconds of a pass"
+
 
 class Start(NamedTuple):
     """Seconds known before generation; their proportions stand in for sizes not yet measured.
@@ -53,15 +55,15 @@ def of_document(document: Mapping[str, object]) -> CostModel:
     measured = document.get("target_seconds")
     if not isinstance(measured, Mapping) or not measured:
         raise ValueError("there are no target_seconds")
-    sizes = {_size(key): _checked(each) for key, each in measured.items()}
+    sizes = {_size(n): number(each, _PASS, constants.MIN_SECONDS) for n, each in measured.items()}
     if 1 not in sizes:
         raise ValueError("there are no target_seconds of one token")
     costs = CostModel(max(sizes))
     costs.restore(
         sizes,
-        _checked(document.get("plain_seconds", 0), or_zero=True),
-        _checked(document.get("draft_seconds"), or_zero=True),
-        _checked(document.get("draft_read_seconds"), or_zero=True),
+        number(document.get("plain_seconds", 0), _PASS),
+        number(document.get("draft_seconds"), _PASS),
+        number(document.get("draft_read_seconds"), _PASS),
     )
     return costs
 
@@ -73,9 +75,10 @@ def _size(key: object) -> int:
     raise ValueError(f"target_seconds has {text[:40]!r}, which is not a number of tokens")
 
 
-def _checked(value: object, *, or_zero: bool = False) -> float:
-    least = 0 if or_zero else constants.MIN_SECONDS
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and least <= value < constants.MAX_SECONDS:  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    raise ValueError(f"{str(value)[:40]!r} cannot be the seconds of a pass")
+def number(
+    found: object, what: str, least: float = 0.0, most: float = constants.MAX_SECONDS
+) -> float:
+    """A number from JSON, from `least` to less than `most`. Raises ValueError."""
+    if isinstance(found, (int, float)) and not isinstance(found, bool) and least <= found < most:
+        return float(found)
+    raise ValueError(f"{str(found)[:40]!r} cannot be {what}")

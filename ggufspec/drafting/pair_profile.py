@@ -129,7 +129,7 @@ class PairProfile:
                 like.n_most, like.n_sharers, n_per_step=like.n_per_step
             )
         if balance is not None:
-            found = _number(balance, "a balance", constants.MAX_SECONDS)
+            found = cost_model.number(balance, "a balance", -constants.MAX_SECONDS)
             profile.costs.balance = min(found, constants.MAX_BALANCE)
         return profile
 
@@ -198,14 +198,7 @@ def _key(temperature: float) -> str:
 def _coefficients(found: object) -> Coefficients:
     what, most = "the intercept and slope of an acceptance model", constants.MAX_COEFFICIENT
     if isinstance(found, list) and len(found) == 2:
-        intercept, slope = (_number(each, what, most) for each in found)
+        intercept, slope = (cost_model.number(each, what, -most, most) for each in found)
         if slope >= 0:
             return intercept, slope
-    raise ValueError(f"{str(found)[:40]} cannot be {what}")
-
-
-def _number(found: object, what: str, most: float) -> float:
-    """A number from JSON with an absolute value below `most`. Raises ValueError."""
-    if isinstance(found, (int, float)) and abs(found) < most:
-        return float(found)
     raise ValueError(f"{str(found)[:40]} cannot be {what}")

@@ -245,7 +245,7 @@ class Pair:
         ):
             if context is not None:
                 rows = table.rows_in(context, seconds, table.LEARNED_DEPTH)
-                table.replace(table.key_in(context), rows, assumed._asdict())
+                table.add(table.key_in(context), rows, assumed._asdict(), replaces=True)
 
     def close(self) -> None:
         try:

@@ -225,13 +225,13 @@ class Context:
         than n_leaves leaves, DecodeError, PassStopped, and KeyboardInterrupt within a batch; the
         sequence then holds none of the tokens.
         """
-        self._run([BatchPart(sequence, tokens, n_rows, parents)])
+        self.decode_together([BatchPart(sequence, tokens, n_rows, parents)])
 
     def decode_hidden(
         self, tokens: Sequence[int], hidden: NDArray[np.float32], n_rows: int, sequence: int = 0
     ) -> None:
         """`decode` for the context of a head: hidden (n_tokens, n_hidden), beside each token."""
-        self._run([BatchPart(sequence, tokens, n_rows)], hidden)
+        self.decode_together([BatchPart(sequence, tokens, n_rows)], hidden)
 
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; `other` computes in its own thread.
@@ -251,11 +251,11 @@ class Context:
         self._finish(parts, results[0])
         other._finish(of_other, results[1])
 
-    def decode_together(self, parts: Parts) -> None:
-        """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
-        self._run(parts)
+    def decode_together(self, parts: Parts, hidden: NDArray[np.float32] | None = None) -> None:
+        """`decode` of parts of different sequences in one pass, of at most n_batch tokens.
 
-    def _run(self, parts: Parts, hidden: NDArray[np.float32] | None = None) -> None:
+        hidden: see decode_hidden, of the only part.
+        """
         native = self._checked(parts)
         n_tokens = sum([len(part.tokens) for part in parts])
         count = self._count_threads(n_tokens)

@@ -158,7 +158,7 @@ def _compare(
                 break
             phases.n += 2
         if found and choice is not None:
-            table.replace(about, rows)
+            table.add(about, rows, replaces=True)
             return choice
     logger.warning(
         "ggufspec: other programs use the processor, so kernels are not compared: a later load "

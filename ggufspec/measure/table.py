@@ -7,7 +7,7 @@ it was undisturbed.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from math import isfinite
@@ -114,33 +114,23 @@ def recall(about: Mapping[str, object]) -> Table:
 
 
 def add(
-    about: Mapping[str, object], rows: Table, assumed: Mapping[str, float] | None = None
+    about: Mapping[str, object],
+    rows: Table,
+    assumed: Mapping[str, float] | None = None,
+    *,
+    replaces: bool = False,
 ) -> bool:
-    """Store rows that are not known yet: those that decided stay, so that choices do not change.
+    """Store rows. Known ones that decided stay, so that choices do not change, unless `replaces`.
 
     assumed: seconds of a pass over one token on "host" and "gpu": see engine.speeds. Returns False
     if there are no rows, or they cannot be stored.
     """
-    return _store(about, rows, lambda known: {**rows, **known}, assumed)
 
-
-def replace(
-    about: Mapping[str, object], rows: Table, assumed: Mapping[str, float] | None = None
-) -> bool:
-    """`add`, but of rows that are known, too, these are stored."""
-    return _store(about, rows, lambda known: {**known, **rows}, assumed)
-
-
-def _store(
-    about: Mapping[str, object],
-    rows: Table,
-    merge: Callable[[Table], Table],
-    assumed: Mapping[str, float] | None,
-) -> bool:
-    def merged(known: Mapping[str, object]) -> dict[str, object]:
-        table = merge(_rows(known.get("rows")))
+    def merged(document: Mapping[str, object]) -> dict[str, object]:
+        known = _rows(document.get("rows"))
+        table = {**known, **rows} if replaces else {**rows, **known}
         found = {"rows": [[*row, seconds] for row, seconds in sorted(table.items())]}
-        return {**known, **found, **({"assumed": assumed} if assumed else {})}
+        return {**document, **found, **({"assumed": assumed} if assumed else {})}
 
     is_known = about["model"] is not None
     return bool(rows) and is_known and profile_store.update(about, merged)

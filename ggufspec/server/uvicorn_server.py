@@ -70,17 +70,21 @@ def is_path(host: str) -> bool:
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket bound to an address, not listening yet; port 0: a free port. Raises OptionError."""
+    address: tuple[Any, ...] | str = host
     if is_path(host):
-        return _bind_path(host)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise OptionError(
-            f"the address {host} does not exist ({error.strerror}); choose another --host"
-        ) from error
-    bound = socket.socket(family, kind, protocol)
+        if not hasattr(socket, "AF_UNIX"):
+            raise OptionError(f"this system has no Unix sockets: --host {host} cannot be used")
+        family = socket.AF_UNIX
+    else:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+        except OSError as error:
+            raise OptionError(
+                f"the address {host} does not exist ({error.strerror}); choose another --host"
+            ) from error
+    bound = socket.socket(family)
     try:
         if os.name == "posix":  # on Windows it would let two servers share a port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,21 +92,6 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise _unavailable(host, port, error) from error
-    return bound
-
-
-def _bind_path(path: str) -> socket.socket:
-    if not hasattr(socket, "AF_UNIX"):
-        raise OptionError(f"this system has no Unix sockets: --host {path} cannot be used")
-    bound = socket.socket(socket.AF_UNIX)
-    try:
-        bound.bind(path)
-    except OSError as error:
-        bound.close()
-        raise OptionError(
-            f"the socket {path} cannot be made ({error.strerror or error}); remove the file if no "
-            "server uses it, or choose another --host"
-        ) from error
     return bound
 
 
@@ -363,6 +352,11 @@ _noticed_at: dict[str, float] = {}
 
 
 def _unavailable(host: str, port: int, error: OSError) -> OptionError:
+    if is_path(host):
+        return OptionError(
+            f"the socket {host} cannot be made ({error.strerror or error}); remove the file if no "
+            "server uses it, or choose another --host"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
         return OptionError(f"{host} is not an address of this machine; choose another --host")
     return OptionError(

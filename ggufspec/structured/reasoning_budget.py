@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
@@ -160,8 +161,6 @@ def _joined(tokens: Sequence[int], draft: Sequence[int]) -> array[int]:
 
 def _ends_inside_character(data: bytes) -> bool:
     """Whether the last bytes begin a character of UTF-8 without completing it."""
-    for n in range(1, min(len(data), _N_CHARACTER - 1) + 1):
-        byte = data[-n]
-        if byte & 0xC0 != 0x80:  # the first of a character, which says how many there are
-            return byte < 0xF8 and (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0) >= n
-    return False
+    decoder = getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(data)
+    return bool(decoder.getstate()[0])

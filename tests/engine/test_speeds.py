@@ -72,7 +72,7 @@ def test_a_device_that_was_slower_than_predicted_for_the_processor_is_left_out(
     assert run(target, draft) == (3, 2), "as predicted for the card"
     (record,) = of_model(target)
     slow = {row: 1.0 for row in record.rows if row.n_tokens == 1}
-    table.replace(record.facts, slow)
+    table.add(record.facts, slow, replaces=True)
     machine = speeds.with_measured_speeds(Machine((Gpu(CARD, GIB),), None), target.stat().st_size)
     of_card = record.assumed["gpu"]
     assert machine.gpus[0].slowness == pytest.approx(1 / of_card)

@@ -25,7 +25,7 @@ def test_rows_are_added_to_those_that_are_known() -> None:
     assert table.recall(ABOUT) == {ROW: 0.5, OTHER: 0.25}
     assert table.add(ABOUT, {ROW: 1.0})
     assert table.recall(ABOUT)[ROW] == 0.5, "what has decided stays"
-    assert table.replace(ABOUT, {ROW: 1.0})
+    assert table.add(ABOUT, {ROW: 1.0}, replaces=True)
     assert table.recall(ABOUT) == {ROW: 1.0, OTHER: 0.25}
     assert table.recall({**ABOUT, "model": "b"}) == {}
     assert not table.add(ABOUT, {}), "there is nothing to store"

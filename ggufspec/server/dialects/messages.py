@@ -43,8 +43,6 @@ _SIGNATURE = "unsigned"  # some clients send back only signed reasoning
 
 
 class TextBlock(Body):
-    """Text."""
-
     kinds = ("blocks",)
     type: Literal["text"]
     text: str
@@ -60,8 +58,6 @@ class ImageSource(Body):
 
 
 class ImageBlock(Body):
-    """An image."""
-
     kinds = ("blocks",)
     type: Literal["image"]
     source: ImageSource

@@ -51,8 +51,6 @@ _Parts = list[
 
 
 class MessageItem(Item):
-    """A message."""
-
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
     content: str | _Parts
@@ -130,8 +128,6 @@ class TextFormat(schema.JsonSchema):
 
 
 class TextOptions(schema.Body):
-    """Options of the text."""
-
     kinds = ("response_text",)
     format: TextFormat | None = None
 
