@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from ggufspec.engine.engine import Engine
-    from ggufspec.models.remote_drafts import DraftProposal
+    from ggufspec.models.draft_proposal import DraftProposal
 
 AUTO_DRAFT = "auto"
 MOST_DRAFTS = 16  # maximum number that a command ranks

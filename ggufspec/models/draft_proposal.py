@@ -1,20 +1,24 @@
-"""Proposes a draft for a target: its own head, or the best draft that is on this machine."""
+"""Proposes drafts for a target: its own head, those on this machine, and those on the hub."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from ggufspec.errors import ModelError, VocabError
-from ggufspec.models import hub, local, quants, remote_drafts
+from ggufspec.common.reading import read_toml
+from ggufspec.errors import DownloadError, ModelError, VocabError
+from ggufspec.models import hub, local, quants
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import check_model, head_of, is_head
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
-from ggufspec.models.remote_drafts import DraftProposal
 from ggufspec.models.shape import shape_of
 from ggufspec.models.trim_facts import trim_of, trim_text
 from ggufspec.models.vocabulary_overlap import n_common
@@ -23,6 +27,25 @@ MOST_FILES = 24  # headers to read, of the smallest files; each takes up to 0.15
 MOST_COST = 1 / 2  # of the bytes per target pass; Qwen2.5 0.5B for 1.5B: 0.4
 LEAST_OVERLAP = 0.3  # of vocabularies; with less, too few tokens can be drafted
 _WHOLE_OVERLAP = 0.99  # below 1 because of padding tokens
+_BITS = 8.5  # per weight: more cost time, fewer cost acceptance
+_KINDS = {  # the kind of a head by its file's name, the fastest first
+    "an MTP head": r"(^|/)(mtp|assistant)/|(^|/)mtp-",
+    "a DFlash head": r"dflash|dspark",
+    "an EAGLE-3 head": r"eagle",
+    "a draft": r"(?<![a-z0-9])draft(?![a-z0-9])",
+}
+
+
+@dataclass(frozen=True)
+class DraftProposal:
+    """A draft for a target, and the reason. name: an argument of `resolve`, or MTP.
+
+    n_bytes: what would be downloaded; None: an unknown size; 0: it is on this machine.
+    """
+
+    name: str
+    why: str
+    n_bytes: int | None = 0
 
 
 def propose_draft(target: str, registry: Registry | None = None) -> DraftProposal:
@@ -65,7 +88,7 @@ def proposals(
     yield from _registered(_entry_of(named, known), known)
     if wanted is not None:
         with suppress(hub.Transient):
-            yield from remote_drafts.known(wanted, known, asks=asks)
+            yield from known_drafts(wanted, known, asks=asks)
     for same in (each for each in drafts if each.has_same_vocabulary):
         yield DraftProposal(str(same.path), f"the smallest here with {target}'s vocabulary")
     others = [each for each in drafts if not each.has_same_vocabulary]
@@ -92,7 +115,64 @@ def _in_its_repository(named: local.Named) -> Iterator[DraftProposal]:
     else:
         repo, revision = named.repo, named.revision
     if repo:
-        yield from remote_drafts.in_repository(repo, revision)
+        yield from _in_repository(repo, revision)
+
+
+def _in_repository(repo: str, revision: str) -> Iterator[DraftProposal]:
+    """Yields a head or draft of each kind in a target's repository. Raises hub.Transient."""
+    sizes = _sizes(repo, revision)
+    drafts = [each for each in quants.group(sizes) if each.kind != "model" and not each.missing]
+    suffix = "" if revision == "main" else f"@{revision}"
+    for what, pattern in _KINDS.items():
+        same = [each for each in drafts if re.search(pattern, each.files[0], re.IGNORECASE)]
+        if same:
+            best = min(same, key=lambda each: (abs(quants.bits_of(each.quant) - _BITS), each.files))
+            drafts = [each for each in drafts if each not in same]
+            n_bytes = sum(sizes[file] for file in best.files)
+            yield DraftProposal(f"{repo}/{best.files[0]}{suffix}", f"{what} in {repo}", n_bytes)
+
+
+def known_drafts(target: Header, registry: Registry, *, asks: bool) -> Iterator[DraftProposal]:
+    """Yields the known heads and drafts for a target of this architecture and size.
+
+    asks: those that the hub has, too. Raises hub.Transient.
+    """
+    for row in _rows():
+        if _goes_with(row, target):
+            named = local.parse(row["name"], registry)
+            assert isinstance(named, local.HubQuant)
+            if local.find(named, heads=True) is not None:
+                yield DraftProposal(row["name"], row["is"])
+            elif asks and (sizes := _sizes(named.repo, named.revision)):
+                with suppress(ModelError):  # the repository changed
+                    found = quants.choose(sizes, named.quant, named.repo, heads=True)
+                    n_bytes = sum(sizes[file] for file in found.files)
+                    yield DraftProposal(row["name"], row["is"], n_bytes)
+
+
+def _goes_with(row: Mapping[str, Any], target: Header) -> bool:
+    for key, found in (("billions", target.n_params / 1e9), ("n_vocab", target.n_vocab)):
+        least, most = row.get(key, (0.0, math.inf))
+        if not least <= found <= most:
+            return False
+    words = f"{target.name} {target.paths[0].name}".lower()
+    return target.architecture in row["architectures"] and row.get("named", "") in words
+
+
+@cache
+def _rows() -> tuple[dict[str, Any], ...]:
+    return tuple(read_toml(Path(__file__).with_name("known_drafts.toml"))["drafts"])
+
+
+def _sizes(repo: str, revision: str) -> Mapping[str, int]:
+    """Bytes of each file of a repository; empty if it does not exist. Raises hub.Transient."""
+    try:
+        there = hub.list_files(repo, revision, patient=False)
+    except hub.Transient:
+        raise
+    except DownloadError:
+        return {}
+    return {path: file.size for path, file in there.items()}
 
 
 def _registered(entry: ModelEntry | None, known: Registry) -> Iterator[DraftProposal]:

@@ -12,11 +12,10 @@ import tiny_heads
 
 from ggufspec.errors import ModelError
 from ggufspec.models import draft_proposal, local
-from ggufspec.models.draft_proposal import propose_draft
+from ggufspec.models.draft_proposal import DraftProposal, propose_draft
 from ggufspec.models.gguf_file import write
 from ggufspec.models.header import read_header
 from ggufspec.models.registry import Registry
-from ggufspec.models.remote_drafts import DraftProposal
 from ggufspec.models.trim import trimmed
 from ggufspec.models.vocabulary_overlap import n_common
 

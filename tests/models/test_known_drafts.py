@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hub import Hub
 
-from ggufspec.models import remote_drafts
+from ggufspec.models.draft_proposal import known_drafts
 from ggufspec.models.gguf_file import Tensor
 from ggufspec.models.header import Header
 from ggufspec.models.registry import Registry
@@ -100,14 +100,14 @@ def test_known_drafts(
         repo, _, quant = name.partition(":")
         hub.add(repo, {f"x-{quant}.gguf": b"GGUF" * (i + 1)})
     target = header(architecture, billions, n_vocab, file)
-    found = list(remote_drafts.known(target, NONE, asks=True))
+    found = list(known_drafts(target, NONE, asks=True))
     assert [each.name for each in found] == drafts
     assert [each.n_bytes for each in found] == [4 * ([*names].index(name) + 1) for name in drafts]
-    assert list(remote_drafts.known(target, NONE, asks=False)) == []
+    assert list(known_drafts(target, NONE, asks=False)) == []
 
 
 def test_a_repository_that_is_gone_is_left_out(hub: Hub) -> None:
     hub.add("Qwen/Qwen3-0.6B-GGUF", {"x-Q8_0.gguf": b"GGUF"})
     hub.add("AtomicChat/Qwen3-4B-DFlash-GGUF", {"x-Q2_K.gguf": b"GGUF"})
     target = header(*TARGETS[0][:4])
-    assert [each.name for each in remote_drafts.known(target, NONE, asks=True)] == [SMALL_QWEN3]
+    assert [each.name for each in known_drafts(target, NONE, asks=True)] == [SMALL_QWEN3]

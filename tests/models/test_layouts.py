@@ -12,12 +12,11 @@ from hub import Hub
 
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import hub as client
-from ggufspec.models.draft_proposal import proposals, propose_draft
+from ggufspec.models.draft_proposal import DraftProposal, proposals, propose_draft
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import head_of
 from ggufspec.models.pull import locate, resolve
 from ggufspec.models.registry import Registry
-from ggufspec.models.remote_drafts import DraftProposal
 
 NONE = Registry({}, {})
 REPO = "lab/m-GGUF"
