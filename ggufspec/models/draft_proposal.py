@@ -206,7 +206,7 @@ def _headers_here(wanted: Header) -> Iterator[Header]:
     models = (
         *local.models_in(beside),
         *local.models_in(wanted.paths[0].parent),
-        *local.heads_below(beside),
+        *local.models_in(beside, "*/*", "head"),
         *local.cached_models(),
     )
     sizes = {

@@ -179,16 +179,16 @@ def cached_models() -> Iterator[tuple[Path, ...]]:
         yield from models_in(folder, "**/*")
 
 
-def models_in(folder: Path, pattern: str = "*") -> Iterator[tuple[Path, ...]]:
-    """The files of each complete GGUF model in a folder; by default without its subfolders."""
-    for model in _complete_models(folder, pattern):
-        yield tuple(folder / file for file in model.files)
+def models_in(
+    folder: Path, pattern: str = "*", kind: quants.Kind | None = None
+) -> Iterator[tuple[Path, ...]]:
+    """The files of each complete GGUF model in a folder; by default without its subfolders.
 
-
-def heads_below(folder: Path) -> Iterator[tuple[Path, ...]]:
-    """The files of each draft head, by its name, in folders of a folder, such as MTP/."""
-    for model in _complete_models(folder, "*/*"):
-        if model.kind == "head":
+    kind: only of models that are of this kind by their names.
+    """
+    files = (path for path in folder.glob(pattern) if path.is_file())
+    for model in _complete(path.relative_to(folder).as_posix() for path in files):
+        if kind in (None, model.kind):
             yield tuple(folder / file for file in model.files)
 
 
@@ -222,11 +222,6 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
             return None  # not usable as the name of a folder
     snapshot = folder / "snapshots" / commit
     return snapshot if snapshot.is_dir() else None
-
-
-def _complete_models(folder: Path, pattern: str) -> list[quants.ModelFiles]:
-    files = [path for path in folder.glob(pattern) if path.is_file()]
-    return _complete(path.relative_to(folder).as_posix() for path in files)
 
 
 def _complete(files: Iterable[str]) -> list[quants.ModelFiles]:
