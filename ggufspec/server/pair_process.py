@@ -48,6 +48,9 @@ class PairProcess:
         self.ended = asyncio.Event()
         has_paths = hasattr(socket, "AF_UNIX") and sys.platform != "win32"
         host = str(self._path) if has_paths else "127.0.0.1"
+        self._transport = httpx2.AsyncHTTPTransport(
+            verify=False, limits=httpx2.Limits(), uds=host if has_paths else None
+        )
         address = ("--host", host, "--port", "0", "--grace", "0", "--of-router")
         inherited = os.environ.items()
         self._process = subprocess.Popen(
@@ -92,13 +95,11 @@ class PairProcess:
         address = f"http://localhost:{self._port}" if self._port else "http://localhost"
         url = httpx2.URL(address).copy_with(raw_path=target)
         request = httpx2.Request(method, url, headers=[*headers, *own], content=body)
-        path = None if self._port else str(self._path)
-        async with httpx2.AsyncHTTPTransport(verify=False, uds=path) as transport:
-            response = await transport.handle_async_request(request)
-            try:
-                yield response
-            finally:
-                await response.aclose()
+        response = await self._transport.handle_async_request(request)
+        try:
+            yield response
+        finally:
+            await response.aclose()
 
     async def has_ended(self) -> bool:
         """Whether it ends soon, after a connection broke."""
