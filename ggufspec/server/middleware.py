@@ -190,13 +190,9 @@ def _usual_path(path: str) -> str:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """A `receive` that returns the body first, then further events of the connection."""
-    is_sent = False
+    first = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replay() -> Message:
-        nonlocal is_sent
-        if is_sent:
-            return await receive()
-        is_sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(first, None) or await receive()
 
     return replay
