@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx2
 from prometheus_client import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,8 +41,7 @@ _OWN = re.compile(  # headers that belong to a connection, or to the checks in f
     rb"host|authorization|x-api-key|connection|keep-alive|expect|date|server"
     rb"|transfer-encoding|te|trailer|upgrade|accept-encoding|origin",
 )
-_REQUESTS = "ggufspec_requests_total"
-_SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
+_REQUESTS = "ggufspec_requests"
 
 
 class Router:
@@ -168,22 +169,21 @@ class Router:
                     return Response(found.content, found.status_code, media_type=kind)
         raise ApiError(404, "no model that is loaded has it", code="not_found")
 
-    async def _all_metrics(self) -> str:
+    async def _all_metrics(self) -> bytes:
         """The metrics of the loaded pairs, with their names as the label `model`."""
-        families: dict[str, list[str]] = {}
+        families: dict[str, Metric] = {}
         for pair in self._pairs.by_name.values():
             if pair.process is not None:
                 with suppress(ApiError):  # it has just ended
                     found = await _fetched(pair.process, "GET", b"/metrics")
                     _add_metrics(families, found.text, pair.name)
-        own = generate_latest(self._metrics.registry).decode()
-        families |= {_REQUESTS: [line for line in own.splitlines() if _REQUESTS in line]}
-        loads = [
-            f"ggufspec_model_loads_total{{model={json.dumps(name)}}} {self._pairs.n_loads[name]}"
-            for name in self._pairs.by_name
-        ]
-        families |= {"": ["# TYPE ggufspec_model_loads_total counter", *loads, ""]}
-        return "\n".join(line for family in families.values() for line in family)
+        own = text_string_to_metric_families(generate_latest(self._metrics.registry).decode())
+        families |= {each.name: each for each in own if each.name == _REQUESTS}
+        loads = CounterMetricFamily("ggufspec_model_loads", "Loads of a model.", labels=["model"])
+        for name in self._pairs.by_name:
+            loads.add_metric([name], self._pairs.n_loads[name])
+        together = SimpleNamespace(collect=lambda: [*families.values(), loads])
+        return generate_latest(together)  # type: ignore[arg-type]  # a Collector, but in name
 
     async def _passed_on(
         self, pair: Pair, keep_alive: float | None, scope: Scope, body: bytes, reply: _Reply
@@ -313,18 +313,13 @@ async def _ended(task: asyncio.Task[None]) -> None:
         task.exception()  # else asyncio logs it
 
 
-def _add_metrics(families: dict[str, list[str]], text: str, model: str) -> None:
+def _add_metrics(families: dict[str, Metric], text: str, model: str) -> None:
     """Add the samples of a pair to their families, whose lines must be together."""
-    family: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("# "):
-            name = line.split()[2]
-            is_new = name not in families
-            family = families.setdefault(name, [])
-            if is_new or (line.split()[1] == "TYPE" and len(family) == 1):
-                family.append(line)
-        elif match := _SAMPLE.fullmatch(line):
-            name, labels, value = match.groups("")
-            labels = re.sub(r'\bmodel="', 'exported_model="', labels)  # as Prometheus does
-            labels = ",".join(filter(None, (labels, f"model={json.dumps(model)}")))
-            family.append(f"{name}{{{labels}}} {value}")
+    for found in text_string_to_metric_families(text):
+        new = Metric(found.name, found.documentation, found.type)
+        samples = families.setdefault(found.name, new).samples
+        for sample in found.samples:
+            labels = dict(sample.labels)
+            if "model" in labels:
+                labels["exported_model"] = labels.pop("model")  # as Prometheus does
+            samples.append(sample._replace(labels=labels | {"model": model}))

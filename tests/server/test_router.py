@@ -245,7 +245,7 @@ def test_metrics_name_the_model(routed: Routed) -> None:
     for name in ("one", "two"):
         assert f'ggufspec_generated_tokens_total{{model="{name}"}}' in text
         assert f'ggufspec_model_loads_total{{model="{name}"}}' in text
-    assert '{exported_model="target",threads="1",model="one"}' in text
+    assert '{exported_model="target",model="one",threads="1"}' in text
     assert 'ggufspec_requests_total{path="/v1/completions",status="200"}' in text
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len({*families})
