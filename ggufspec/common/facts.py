@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,12 @@ def plain(value: object) -> Any:
 def counted(n: int, what: str) -> str:
     """The number with its noun, such as "1 token" or "2,000 tokens"."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def listed(values: Iterable[object]) -> str:
+    """The values as in a sentence: "A, B and C"."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def visible(text: str) -> str:

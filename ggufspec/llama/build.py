@@ -12,6 +12,7 @@ from typing import Any, Final
 import llama_cpp
 
 from ggufspec import _native
+from ggufspec.common.facts import listed
 from ggufspec.drafting import profile_store
 from ggufspec.llama import devices, kernels, threadpool
 from ggufspec.llama.devices import POINTER, SIZE, TEXT, Device
@@ -106,7 +107,7 @@ def processor_advice(missing: Sequence[str], own_kernels: str | None) -> list[st
             "everything else, such as attention, takes longer"
         )
     return [
-        f"llama.cpp does not use {_listed(missing)} of this processor: it was built without, as "
+        f"llama.cpp does not use {listed(missing)} of this processor: it was built without, as "
         f"prebuilt wheels are. {effect}. With a C++ compiler, build it for this processor:\n"
         f"  {_native_command()}"
     ]
@@ -121,7 +122,7 @@ def notice() -> str | None:
         return None
     profile_store.remember(key, {"missing": missing})
     return (
-        f"llama.cpp does not use {_listed(missing)} of this processor, and is slower than it could "
+        f"llama.cpp does not use {listed(missing)} of this processor, and is slower than it could "
         "be: `ggufspec devices` prints the command that builds it for this processor. This message "
         "is not repeated"
     )
@@ -149,21 +150,16 @@ def _native_command() -> str:
     return build_command([*backends(), *native])
 
 
-def _listed(names: Sequence[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def facts() -> dict[str, Any]:
     """The devices, the build and this machine, as JSON, with advice."""
     built, found = backends(), devices.devices()
     own, missing = kernels.status(), missing_sets()
-    listed = []
+    shown = []
     for device in found:
         n_free, n_total = device.n_free, device.n_total
         if device.kind == 0:
             n_free, n_total = devices.free_memory() or n_free, devices.physical_memory() or n_total
-        listed.append(
+        shown.append(
             {
                 "name": device.name,
                 "description": device.description,
@@ -174,7 +170,7 @@ def facts() -> dict[str, Any]:
             }
         )
     return {
-        "devices": listed,
+        "devices": shown,
         "backends": built,
         "features": features(),
         "processor": {

@@ -269,15 +269,18 @@ class Vocab:
 
     def tokenize_inside(self, text: str) -> list[int]:
         """The tokens of a text in the middle of another one; empty where that is impossible."""
-        mark = [] if self.type in ("BPE", "RWKV") else self._mark
-        if mark is None:
-            return []
+        if self.type in ("BPE", "RWKV"):
+            return self.plain_tokens(text)
+        n = len(mark := self._mark)
+        tokens = self.plain_tokens(_MARK + text) if mark else []
+        return tokens[n:] if tokens[:n] == mark else []
+
+    def plain_tokens(self, text: str) -> list[int]:
+        """The tokens of a text, none of them special; empty if the vocabulary cannot write it."""
         try:
-            text = _MARK + text if mark else text
-            tokens = self.tokenize(text, add_special=False, parse_special=False)
+            return self.tokenize(text, add_special=False, parse_special=False)
         except PromptError:
             return []
-        return tokens[len(mark) :] if tokens[: len(mark)] == mark else []
 
     @cached_property
     def byte_tokens(self) -> dict[int, int]:
@@ -292,14 +295,9 @@ class Vocab:
         return found
 
     @cached_property
-    def _mark(self) -> list[int] | None:
-        """The tokens of a character that never merges with later ones; None if unknown."""
-        if self.type != "SPM":
-            return None
-        try:
-            return self.tokenize(_MARK, add_special=False, parse_special=False)
-        except PromptError:
-            return None
+    def _mark(self) -> list[int]:
+        """The tokens of a character that never merges with later ones; empty if unknown."""
+        return self.plain_tokens(_MARK) if self.type == "SPM" else []
 
     def shown(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their names."""
@@ -340,7 +338,7 @@ class Vocab:
             return known
         if len(self._breakers) >= _MOST_BREAKERS:  # of a server, whose clients choose them
             self._breakers.clear()
-        found = breakers_of(texts, self._words, self._tokens_of_rest)
+        found = breakers_of(texts, self._words, self.plain_tokens)
         made = self._breakers[texts] = _native.Breakers(found)
         return made
 
@@ -348,12 +346,6 @@ class Vocab:
     def _words(self) -> Words:
         texts = self._while_open(lambda: [self._to_piece(i, True) for i in range(self.n_tokens)])
         return Words(texts)
-
-    def _tokens_of_rest(self, text: str) -> list[int]:
-        try:
-            return self.tokenize(text, add_special=False, parse_special=False)
-        except PromptError:  # no text has it
-            return []
 
     def _to_piece(self, token: int, special: bool) -> bytes:
         if not 0 <= token < self.n_tokens:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.decoding.types import Logits
-from ggufspec.errors import PromptError, VocabError
+from ggufspec.errors import VocabError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 
@@ -273,13 +273,10 @@ hold," he told everybody. "Nothing holds that begins so suddenly." But it held u
 
 def filler_tokens(vocab: Vocab, n_tokens: int) -> list[int]:
     """`n_tokens` of English text; arbitrary tokens if the vocabulary cannot write it."""
-    try:
-        tokens = vocab.tokenize(_PROSE, add_special=False, parse_special=False)
-    except PromptError:
-        tokens = []
-    tokens = [token for token in tokens if 0 <= token < vocab.n_tokens]
-    tokens = [token for token in tokens if token not in vocab.stop_tokens]
-    if len(set(tokens)) < 2:
-        tokens = [token for token in range(vocab.n_tokens) if token not in vocab.stop_tokens]
+    for known in (vocab.plain_tokens(_PROSE), range(vocab.n_tokens)):
+        ids = (token for token in known if 0 <= token < vocab.n_tokens)
+        tokens = [token for token in ids if token not in vocab.stop_tokens]
+        if len(set(tokens)) > 1:
+            break
     tokens = tokens or list(range(vocab.n_tokens))
     return [tokens[i % len(tokens)] for i in range(n_tokens)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
@@ -11,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from ggufspec.common.facts import listed
 from ggufspec.common.reading import read_toml
 from ggufspec.models.shape import ModelShape
 
@@ -141,15 +141,10 @@ def experts_note(n_experts: int, n_used: int) -> str:
     """A line that says what a mixture of experts means for speculation."""
     factors = (n_union(n, n_experts, n_used) / n_used for n in _NOTED)
     return (
-        f"{n_used} of {n_experts} for each token: passes over {_listed(_NOTED)} tokens read "
-        f"{_listed(f'{factor:.1f}' for factor in factors)} times the experts of one, so that more "
+        f"{n_used} of {n_experts} for each token: passes over {listed(_NOTED)} tokens read "
+        f"{listed(f'{factor:.1f}' for factor in factors)} times the experts of one, so that more "
         "drafted tokens must be accepted than with a dense model"
     )
-
-
-def _listed(values: Iterable[object]) -> str:
-    *first, last = map(str, values)
-    return f"{', '.join(first)} and {last}"
 
 
 class Shares(NamedTuple):
