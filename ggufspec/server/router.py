@@ -182,8 +182,7 @@ class Router:
         loads = CounterMetricFamily("ggufspec_model_loads", "Loads of a model.", labels=["model"])
         for name in self._pairs.by_name:
             loads.add_metric([name], self._pairs.n_loads[name])
-        together = SimpleNamespace(collect=lambda: [*families.values(), loads])
-        return generate_latest(together)  # type: ignore[arg-type]  # a Collector, but in name
+        return generate_latest(SimpleNamespace(collect=lambda: [*families.values(), loads]))
 
     async def _passed_on(
         self, pair: Pair, keep_alive: float | None, scope: Scope, body: bytes, reply: _Reply
