@@ -89,6 +89,17 @@ def joined(content: str | Sequence[Any] | None, separator: str = "\n") -> str:
     return separator.join(part.text for part in content if hasattr(part, "text"))
 
 
+def content_of(parts: str | Sequence[Any]) -> str | list[dict[str, Any]]:
+    """The texts of a dialect's parts as one; with images, all texts and images."""
+    if isinstance(parts, str) or not any(hasattr(part, "image") for part in parts):
+        return joined(parts)
+    return [
+        part.image if hasattr(part, "image") else {"type": "text", "text": part.text}
+        for part in parts
+        if hasattr(part, "image") or hasattr(part, "text")
+    ]
+
+
 def image_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 

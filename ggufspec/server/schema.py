@@ -326,8 +326,6 @@ class Tool(Body):
 
 
 class FunctionName(Body):
-    """The name of a function."""
-
     name: str = Field(min_length=1, max_length=256)
 
 

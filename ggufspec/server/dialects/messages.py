@@ -21,7 +21,7 @@ from ggufspec.server.dialects.shared import (
 )
 from ggufspec.server.errors import ApiError, anthropic_error
 from ggufspec.server.events import ChoiceEvent, ParsedRequest
-from ggufspec.server.parts import encoded_image, image_part, joined, of_type
+from ggufspec.server.parts import content_of, encoded_image, image_part, joined, of_type
 from ggufspec.server.schema import Body, ChatRequest, GenerationBody, Stops
 
 # Claude Code's first block changes with each request, so it would keep the cache from being used.
@@ -61,6 +61,11 @@ class ImageBlock(Body):
     kinds = ("blocks",)
     type: Literal["image"]
     source: ImageSource
+
+    @property
+    def image(self) -> dict[str, Any]:
+        of = self.source
+        return image_part(of.url) if of.type == "url" else encoded_image(of.data)
 
 
 class ThinkingBlock(Body):
@@ -271,33 +276,19 @@ def _from_client(turns: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[dict[st
     """Yields tool results first: templates allow no other text between a call and its result."""
     results = [each for _, blocks in turns for each in blocks if each.type == "tool_result"]
     for each in results:
-        content = _content(_blocks(each.content or ""))
+        content = content_of(each.content or "")
         if each.is_error:
             error = {"type": "text", "text": "Error: "}
             content = f"Error: {content}" if isinstance(content, str) else [error, *content]
         yield {"role": "tool", "tool_call_id": each.tool_use_id, "content": content}
     for role, together in groupby(turns, key=lambda turn: turn[0]):
-        content = _content([block for _, blocks in together for block in blocks])
+        content = content_of([block for _, blocks in together for block in blocks])
         if content or not results:
             yield {"role": role, "content": content}
 
 
 def _blocks(content: str | Sequence[Any]) -> Sequence[Any]:
     return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
-
-
-def _content(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
-    """The texts as one; with images, all parts."""
-    if not any(isinstance(block, ImageBlock) for block in blocks):
-        return joined(blocks)
-    found = []
-    for block in blocks:
-        if block.type == "text":
-            found.append({"type": "text", "text": block.text})
-        elif isinstance(block, ImageBlock):
-            of = block.source
-            found.append(image_part(of.url) if of.type == "url" else encoded_image(of.data))
-    return found
 
 
 class MessageRenderer:

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from ggufspec.server import schema
 from ggufspec.server.dialects.shared import Document, as_chat, thinking_variables
 from ggufspec.server.errors import ApiError
-from ggufspec.server.parts import image_part, joined, of_type
+from ggufspec.server.parts import content_of, image_part, joined, of_type
 
 _LOGPROBS = "message.output_text.logprobs"
 N_RESPONSES = 1000
@@ -38,6 +38,10 @@ class ImageContent(Item):
     kinds = ("response_items", "images")
     type: Literal["input_image"]
     image_url: str
+
+    @property
+    def image(self) -> dict[str, Any]:
+        return image_part(self.image_url)
 
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -288,11 +292,11 @@ def _messages_of(items: Sequence[StoredItem], instructions: str | None) -> list[
             output = {
                 "role": "tool",
                 "tool_call_id": item.call_id,
-                "content": _content(item.output),
+                "content": content_of(item.output),
             }
             messages.append(output)
         elif isinstance(item, MessageItem) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _content(item.content)})
+            messages.append({"role": item.role, "content": content_of(item.content)})
         else:
             _add_to_turn(messages, item)
     if not messages:
@@ -316,15 +320,3 @@ def _add_to_turn(
         name = "content" if isinstance(item, MessageItem) else "reasoning_content"
         text = joined(item.content) or joined(getattr(item, "summary", ""))
         last[name] = f"{last[name]}\n{text}" if name in last else text
-
-
-def _content(content: str | _Parts) -> str | list[dict[str, Any]]:
-    """The texts as one; with images, all parts."""
-    if isinstance(content, str) or not any(isinstance(part, ImageContent) for part in content):
-        return joined(content)
-    return [
-        image_part(part.image_url)
-        if isinstance(part, ImageContent)
-        else {"type": "text", "text": part.text}
-        for part in content
-    ]
