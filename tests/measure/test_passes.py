@@ -198,7 +198,7 @@ class Poor:
     def __init__(self, n_tokens: int, stop_tokens: set[int], words: list[int]) -> None:
         self.n_tokens, self.stop_tokens, self._words = n_tokens, stop_tokens, words
 
-    def tokenize(self, text: str, **how: bool) -> list[int]:
+    def plain_tokens(self, text: str) -> list[int]:
         return self._words
 
 
