@@ -10,7 +10,7 @@ import click
 
 from ggufspec.cli import DIFFERENCE, render, shared
 from ggufspec.cli.loading import PairOptions, late_bars, load_with_bars, room_for_drafts
-from ggufspec.cli.options import added, gathered, load_options, options
+from ggufspec.cli.options import added, gathered, groups, load_options, options
 from ggufspec.cli.text_settings import conditions, to_generate, with_file_sampling
 from ggufspec.common.prompts import TEXTS, read_prompts
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     *options("text", "seed"),
 )
 @gathered(
-    "options",
+    "sampling",
     *options("text", "temperature"),
     *options("drafting", "draft_temperature"),
-    *(each for group in ("sampling", "constraints") for each in options(group)),
+    *groups("sampling", "constraints"),
     make=to_generate,
 )
 @load_options()
@@ -40,7 +40,7 @@ def command(
     pair: PairOptions,
     prompt_file: Path | None,
     audited: dict[str, Any],
-    options: dict[str, Any],
+    sampling: dict[str, Any],
     load_settings: dict[str, Any],
     as_json: bool,
     verbose: bool,
@@ -60,7 +60,7 @@ def command(
         prompts = [prompt.turns[0] for prompt in found]
     from ggufspec.bench.audit import PROMPTS, AuditOptions, audit
 
-    settings = AuditOptions(**audited, options=options)  # type: ignore[arg-type]
+    settings = AuditOptions(**audited, options=sampling)  # type: ignore[arg-type]
     load_settings |= room_for_drafts(settings.n_draft)
     paths = pair.find()
     with load_with_bars(*paths, load_settings) as engine, late_bars() as bars:

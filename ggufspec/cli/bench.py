@@ -13,7 +13,7 @@ import click
 from ggufspec.cli import INTERRUPTED, render, shared
 from ggufspec.cli.loading import late_bars, load_with_bars
 from ggufspec.cli.option_values import FILE
-from ggufspec.cli.options import added, gathered, load_options, options
+from ggufspec.cli.options import added, gathered, groups, load_options, options
 from ggufspec.cli.text_settings import to_generate
 from ggufspec.common.files import check_writable, format_bytes, write_file
 from ggufspec.errors import GgufspecError, OptionError
@@ -30,11 +30,9 @@ SAVE_SHARE = 0.05  # maximum share of the time spent on writes: one takes second
 
 @click.group(cls=shared.SectionedGroup, invoke_without_command=True)
 @shared.pair_options(target={"required": False}, draft={"more": shared.SEVERAL})
-@gathered("sampling", *options("sampling"), *options("constraints"), make=to_generate)
+@gathered("sampling", *groups("sampling", "constraints"), make=to_generate)
 @load_options()
-@added(
-    *options("bench"), *options("bench_compare"), *options("output", "verbose", verbose=shared.LOG)
-)
+@added(*groups("bench", "bench_compare"), *options("output", "verbose", verbose=shared.LOG))
 @click.pass_context
 def command(
     context: click.Context,

@@ -33,7 +33,6 @@ _FIELDS: Final[Mapping[str, Mapping[str, option_fields.Option]]] = {
     "text": NUMBERS,
     "sampling": NUMBERS,
 }
-
 _WORDS: Final[Mapping[str, Any]] = {  # of help texts, after a "$"
     **{name: field.default for name, field in NUMBERS.items()},
     **{k: "; ".join(v) if isinstance(v, tuple) else v for k, v in vars(defaults).items()},
@@ -51,6 +50,12 @@ def options(group: str, *names: str, **changed: Mapping[str, Any]) -> Iterator[O
             field = _FIELDS.get(group, {}).get(name)
             own = {} if field is None else _settings_of(field, is_pair="/" in spelled)
             yield _option(spelled, name, **{**own, **row, **changed.get(name, {})})
+
+
+def groups(*names: str) -> Iterator[Option]:
+    """All options of these groups."""
+    for name in names:
+        yield from options(name)
 
 
 def load_options(*groups: str, **changed: Mapping[str, Any]) -> Callable[..., Any]:

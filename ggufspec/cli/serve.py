@@ -20,7 +20,7 @@ from ggufspec.cli.loading import (
     room_for_drafts,
     wants_projector,
 )
-from ggufspec.cli.options import added, gathered, load_options, options
+from ggufspec.cli.options import added, gathered, groups, load_options, options
 from ggufspec.cli.serve_pairs import named_pairs, opened_pairs
 from ggufspec.common import child, defaults
 from ggufspec.common.facts import LogFormatter, counted
@@ -45,7 +45,7 @@ _N_CTX = (
 @gathered(
     "settings",
     *options("text", "temperature", "max_tokens", "seed"),
-    *(each for group in ("drafting", "limits", "sampling") for each in options(group)),
+    *groups("drafting", "limits", "sampling"),
     make=text_settings.to_generate,
 )
 @load_options(

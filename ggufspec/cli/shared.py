@@ -44,8 +44,6 @@ _NUMBERS = {"INTEGER RANGE": "N", "FLOAT RANGE": "X", "INTEGER": "N", "FLOAT": "
 _SHORTER: Final = {**_NUMBERS, "N|AUTO": "N|auto"}
 _FEW, _MOST = 12, 25  # options without sections, and at once
 _ALL: Final = f"{__name__}.all"  # in a context: its help is that of --help-all
-
-
 LOOKUP = "Without a draft, only n-gram lookup drafts."
 LOG: Final[Mapping[str, Any]] = {"expose_value": False}  # for commands that print no more
 SEVERAL = "Several drafts (a.gguf,b.gguf) are measured one after the other, and ranked."

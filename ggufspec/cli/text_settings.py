@@ -10,7 +10,7 @@ import click
 
 from ggufspec.cli import render
 from ggufspec.cli.loading import PairOptions
-from ggufspec.cli.options import Command, Option, gathered, options
+from ggufspec.cli.options import Command, Option, gathered, groups
 from ggufspec.common.facts import plain
 from ggufspec.models.heads import DraftFile
 
@@ -45,8 +45,7 @@ _OF_DRAFTS = ("n_draft", "tree", "verify")  # they also affect n-gram lookup
 
 def text_options(*own: Option) -> Callable[[Command], Command]:
     """The options of a text, with the command's `own` ones, as `settings`."""
-    groups = ("drafting", "limits", "sampling", "constraints")
-    listed = (each for group in groups for each in options(group))
+    listed = groups("drafting", "limits", "sampling", "constraints")
     return gathered("settings", *listed, *own, make=to_generate)
 
 
