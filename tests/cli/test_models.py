@@ -276,15 +276,20 @@ def test_a_damaged_reference_in_the_cache_counts_as_none(command: Command, names
         assert "not in the cache" in result.err
 
 
-@pytest.fixture
-def with_heads(hub: Hub, tmp_path: Path) -> Hub:
-    """A repository of a model with MTP heads, and one with a head alone."""
-    table = tiny_heads.Table()
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a model and of its MTP head."""
+    table, folder = tiny_heads.Table(), tmp_path_factory.mktemp("parts")
     head = tiny_heads.Head(table=table)
-    parts = {
-        name: tiny_heads.write_glm4moe(tmp_path / name, table, head, part=part).read_bytes()
-        for name, part in (("trunk", "trunk"), ("head", "head"))
+    return {
+        part: tiny_heads.write_glm4moe(folder / part, table, head, part=part).read_bytes()
+        for part in ("trunk", "head")
     }
+
+
+@pytest.fixture
+def with_heads(hub: Hub, parts: dict[str, bytes]) -> Hub:
+    """A repository of a model with MTP heads, and one with a head alone."""
     hub.add(
         "lab/m",
         {

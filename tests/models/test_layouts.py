@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,22 @@ LAYOUTS: list[tuple[str, Callable[[Path], Pair], str]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[Path], Pair]], Pair]:
+    """Makes each kind of pair once."""
+    return cache(lambda make: make(tmp_path_factory.mktemp("made")))
+
+
 @pytest.fixture
-def published(hub: Hub, tmp_path: Path) -> Callable[..., dict[str, Path]]:
+def published(
+    hub: Hub, tmp_path: Path, made: Callable[[Callable[[Path], Pair]], Pair]
+) -> Callable[..., dict[str, Path]]:
     """Puts a pair into a repository, with a projector; returns its files by their paths there."""
 
     def publish(make: Callable[[Path], Pair], head: str, target: str = TARGET) -> dict[str, Path]:
-        (tmp_path / "made").mkdir()
-        pair = make(tmp_path / "made")
+        pair = made(make)
         assert isinstance(pair.draft, Path)
-        projector = tmp_path / "made" / "projector.gguf"
+        projector = tmp_path / "projector.gguf"
         tiny.write_llama(projector, header={"general.type": "mmproj"})
         files = {target: pair.target, head: pair.draft, "mmproj-F16.gguf": projector}
         files["mmproj-m-Q4_K_M.gguf"] = projector
