@@ -35,7 +35,8 @@ def _layer(weights: Weights, prefix: str, *, fused: bool) -> Tensors:
 def _written(
     path: Path, kind: str, tensors: Tensors, weights: Weights, *, fused: bool = False, **facts: Any
 ) -> Path:
-    shape = (_N_EMBD, 3, _PATCH, _PATCH)
+    patch = facts.get("patch_size", _PATCH)
+    shape = (_N_EMBD, 3, patch, patch)
     tensors["v.patch_embd.weight"] = weights.normal("patch", *shape, deviation=0.3)
     for i in range(2):
         tensors |= _layer(weights, f"v.blk.{i}", fused=fused)
@@ -67,17 +68,17 @@ def _written(
     return path
 
 
-def write_llava(path: Path, seed: int = 0, n_text: int = _N_TEXT) -> Path:
-    """LLaVA's: 16 cells for an image, whatever its size. `n_text`: width of the model."""
-    weights = Weights(seed)
+def write_llava(path: Path, seed: int = 0, n_text: int = _N_TEXT, patch: int = _PATCH) -> Path:
+    """LLaVA's: a cell for each patch of 16 x 16 pixels. `n_text`: width of the model."""
+    weights, n_patches = Weights(seed), (16 // patch) ** 2
     tensors = {
         "v.class_embd": weights.normal("class", _N_EMBD, deviation=1.0),
-        "v.position_embd.weight": weights.normal("position", 17, _N_EMBD, deviation=0.5),
+        "v.position_embd.weight": weights.normal("position", n_patches + 1, _N_EMBD, deviation=0.5),
         "v.pre_ln.weight": np.ones(_N_EMBD, np.float32),
         "v.pre_ln.bias": np.zeros(_N_EMBD, np.float32),
         **_mlp(weights, _N_EMBD, n_text),
     }
-    return _written(path, "mlp", tensors, weights)
+    return _written(path, "mlp", tensors, weights, patch_size=patch)
 
 
 def write_gemma3(path: Path, seed: int = 0) -> Path:

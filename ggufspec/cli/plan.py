@@ -42,7 +42,7 @@ _OPTIONS = {EXPERTS: "--n-cpu-moe", DENSE: "--n-cpu-ffn"}
     "wished", *options("wished"), *options("load", "n_ctx", "n_ctx_draft", "type_k", "type_v")
 )
 @gathered("adapters", *options("load", "lora", "lora_draft"))
-@gathered("projecting", *options("load", "mmproj", "mmproj_auto"))
+@gathered("projecting", *options("load", "mmproj", "mmproj_draft", "mmproj_auto"))
 @added(*options("output", "as_json"))
 def command(
     target: str,
@@ -88,7 +88,9 @@ def command(
             "drafts only tokens that both have, so fewer are accepted (--acceptance)"
         )
     machine = _machine(shape, hardware)
-    if projector := projecting["mmproj"] or (projecting["mmproj_auto"] and _projector_of(target)):
+    if projecting["mmproj_draft"] and not writes_text:
+        raise click.UsageError("--mmproj-draft needs a draft model")
+    for projector in _projectors(target, draft if writes_text else None, **projecting):
         n_bytes = projector_bytes(check_projector(projector).paths[0])
         machine = with_less_memory(machine, n_bytes)
         if not as_json:
@@ -121,9 +123,23 @@ def command(
             _print_kernels(paths[0], plans[0][1], shape)
 
 
-def _projector_of(target: str) -> Path | None:
-    paths = locate(target)
-    return projector_beside(paths[0]) if paths is not None else None
+def _projectors(
+    target: str,
+    draft: str | None,
+    mmproj: Path | None,
+    mmproj_draft: Path | None,
+    mmproj_auto: bool,
+) -> list[Path]:
+    """The projectors that `load` would use for a target and a draft model, each once."""
+    found = list[Path]()
+    for name, given in ((target, mmproj), (draft, mmproj_draft)):
+        paths = locate(name) if name is not None and mmproj_auto else None
+        path = given or (projector_beside(paths[0]) if paths is not None else None)
+        if path is None:
+            break  # without one of the target, that of the draft is not used
+        if path not in found:
+            found.append(path)
+    return found
 
 
 def _is_head(name: str) -> bool:

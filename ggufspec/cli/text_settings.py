@@ -38,6 +38,7 @@ def to_generate(**sampling: Any) -> dict[str, Any]:
 _OF_DRAFT_MODELS = (
     *("draft_temperature", "n_threads_draft", "n_gpu_layers_draft", "n_ctx_draft"),
     *("override_tensor_draft", "n_cpu_moe_draft", "n_cpu_ffn_draft", "lora_draft"),
+    "mmproj_draft",
 )
 _NEEDS_DRAFT = "{} needs a draft model: name one with --draft"
 _OF_DRAFTS = ("n_draft", "tree", "verify")  # they also affect n-gram lookup

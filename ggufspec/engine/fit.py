@@ -58,8 +58,6 @@ class Fit:
         header = with_key_overrides(header, options.override_kv)
         self.file_sampling = file_sampling(header.values)
         adapted = with_adapters(header, options.lora)
-        projector = options.projector
-        self._n_projector = projector_bytes(projector) if projector is not None else 0
         self._target = _kept(shape_of(adapted), adapted, options.overrides)
         if options.overrides is not None:
             n_kept = self._target.n_layers if options.overrides else 0
@@ -79,6 +77,7 @@ class Fit:
             raise OptionError(
                 "lora_draft (--lora-draft) needs a draft model: name one with draft= (--draft)"
             )
+        self._n_projectors = sum(map(projector_bytes, self._projectors(options)))
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         n_kept = n_rollback(self._target, options.n_draft_max, options.n_slots)
@@ -96,6 +95,17 @@ class Fit:
             raise OptionError(
                 f"there is no GPU {options.main_gpu}; llama.cpp {advice} (main_gpu, -mg)"
             )
+
+    def _projectors(self, options: LoadOptions) -> set[Path]:
+        """The files of the projectors. Raises OptionError for one of a draft that reads none."""
+        writes_text = self._draft is not None and self.head is None
+        if options.mmproj_draft is not None and not (writes_text and options.projector):
+            raise OptionError(
+                "mmproj_draft (--mmproj-draft) needs a draft model, and a target that reads images "
+                "(mmproj, -mm)"
+            )
+        found = options.projector, options.projector_draft if writes_text else None
+        return {path for path in found if path is not None}
 
     def _changed_draft(self, options: LoadOptions) -> ModelShape:
         """The shape of the draft with its adapters and overrides, which a head cannot have.
@@ -214,7 +224,7 @@ class Fit:
     def _machine(self, share: float = 1.0) -> Machine:
         left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._known.gpus)
         machine = replace(self._known, gpus=left, n_host_free=free_memory())
-        return with_less_memory(machine, self._n_projector)
+        return with_less_memory(machine, self._n_projectors)
 
     def _wishes(self) -> PlacementOptions:
         options = self._options

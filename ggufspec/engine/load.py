@@ -155,13 +155,13 @@ def _load(
             context = Context(model, its_settings, link=link, pools=next(pools, None))
             contexts.append(stack.enter_context(closing(context)))
             check_room(context)
-        projector, about = _load_projector(options, contexts[0], contexts[1] if head else None)
-        if projector is not None:
-            stack.enter_context(closing(projector))
-        reasons += [about] if about else []
+        draft = contexts[1] if contexts[1:] else None
+        for projector, about in _projectors(options, contexts[0], draft, vocab_map):
+            if projector is not None:
+                stack.enter_context(closing(projector))
+            reasons.append(about)
         if options.exact:
             check_exact(contexts[0])
-        draft = contexts[1] if contexts[1:] else None
         of_draft = _profile(contexts[1:], 1, options, places)[0] if draft and not head else None
         stored_profile, assumed = _profile(contexts, options.n_slots, options, places)
         resources = ExitStack()
@@ -327,21 +327,60 @@ def _usual(options: LoadOptions) -> UsualText | None:
     return UsualText(*options.usual_text) if options.usual_text else None
 
 
-def _load_projector(
-    options: LoadOptions, target: Context, head: Context | None
-) -> tuple[Projector | None, str | None]:
-    """The projector of the target, if there is one, and a line about it. The caller closes it.
+def _projectors(
+    options: LoadOptions, target: Context, draft: Context | None, vocab_map: VocabMap | None
+) -> Iterator[tuple[Projector | None, str]]:
+    """Load the projectors of target and draft, each with a line about it. The caller closes them.
 
     Raises ModelError for one that was named and cannot be used.
     """
     if (path := options.projector) is None:
-        return None, None
+        return
+    projector, about = _loaded(path, target, is_named=options.mmproj is not None)
+    yield projector, about
+    if draft is not None and draft.link is not None:
+        _give(projector, draft)  # a head, which reads the target's hidden states
+        return
+    path_draft = options.projector_draft
+    if draft is None or path_draft is None or projector is None:
+        return
+    is_named, is_same = options.mmproj_draft is not None, path_draft.resolve() == path.resolve()
+    if why := _why_blind(draft, vocab_map):
+        if is_named:
+            raise ModelError(f"leave out {path_draft} (mmproj_draft, --mmproj-draft): {why}")
+        yield None, why
+    elif is_same and projector.fits(draft.model):
+        _give(projector, draft)
+        yield None, _about(projector, draft)
+    elif is_named or not is_same:
+        projector.draft, about = _loaded(path_draft, draft, is_named=is_named)
+        yield projector.draft, about
+
+
+def _loaded(path: Path, context: Context, *, is_named: bool) -> tuple[Projector | None, str]:
     try:
-        projector = Projector(path, target.model, n_threads=target.n_threads)
+        projector = Projector(path, context.model, n_threads=context.n_threads)
     except ModelError as error:
-        if options.mmproj is not None:
+        if is_named:
             raise
         return None, f"{path.name} is not used: {error}"
-    for context in filter(None, (target, head)):
-        context.projector, context.native.has_images = projector, True
-    return projector, f"{target.model.path.name} reads images with {path.name}"
+    _give(projector, context)
+    return projector, _about(projector, context)
+
+
+def _about(projector: Projector, context: Context) -> str:
+    return f"{context.model.path.name} reads images with {projector.path.name}"
+
+
+def _give(projector: Projector | None, context: Context) -> None:
+    context.projector, context.native.has_images = projector, projector is not None
+
+
+def _why_blind(draft: Context, vocab_map: VocabMap | None) -> str | None:
+    """Why a draft model reads texts without their images; None: it can read them."""
+    name = draft.model.path.name
+    if vocab_map is not None:
+        return f"{name} reads texts without their images: it has another vocabulary"
+    if draft.options.n_kept:
+        return f"{name} reads texts without their images: its context is shorter than the target's"
+    return None

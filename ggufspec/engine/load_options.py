@@ -91,6 +91,7 @@ class LoadOptions:
     lora: tuple[Adapter, ...] = option((), adapters_of)
     lora_draft: tuple[Adapter, ...] = option((), adapters_of)
     mmproj: Path | None = option(None, validate.path)  # noqa: RUF009
+    mmproj_draft: Path | None = option(None, validate.path)  # noqa: RUF009
     mmproj_auto: bool = option(True, validate.switch)
     chat_template: str | None = option(None, validate.text)
     template_variables: Mapping[str, object] | None = option(None, validate.variables)
@@ -137,6 +138,13 @@ class LoadOptions:
     def projector(self) -> Path | None:
         """The file of the projector to load."""
         return self.mmproj or (projector_beside(self.target) if self.mmproj_auto else None)
+
+    @property
+    def projector_draft(self) -> Path | None:
+        """The file of the projector to load for the draft, if that is a model."""
+        if self.mmproj_draft is not None or not self.mmproj_auto or not self.projector:
+            return self.mmproj_draft
+        return projector_beside(self.draft) if isinstance(self.draft, Path) else None
 
     @property
     def rope(self) -> Rope:

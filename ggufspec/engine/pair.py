@@ -109,8 +109,10 @@ class Pair:
         self.check_open()
         return self.target.model.vocab
 
-    def encoded_images(self, tokens: Sequence[int]) -> Sequence[Encoded]:
-        """The images of a prompt, encoded in this thread. Raises PromptError."""
+    def encoded_images(self, tokens: Sequence[int], *, for_draft: bool = True) -> Sequence[Encoded]:
+        """The images of a prompt, encoded in this thread; `for_draft`: also for a draft model that
+        reads them. Raises PromptError.
+        """
         if (projector := self.target.projector) is None:
             return ()
         n_batch = self.target.n_batch
@@ -121,7 +123,7 @@ class Pair:
                     f"an image takes {len(cells):,} tokens, but a batch has {n_batch:,}, and this "
                     "model reads it in one; load with a larger one (n_batch, -b)"
                 )
-        return projector.encode(tokens)
+        return projector.encode(tokens, for_draft=for_draft)
 
     @property
     def contexts(self) -> list[Context]:

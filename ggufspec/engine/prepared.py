@@ -74,7 +74,8 @@ def prepared(
     again. The first constraint of a vocabulary reads all its tokens, with progress. `reasoning`:
     see `sampling_of`.
     """
-    drafters.uses_model(options.drafter_name(has_draft=pair.draft is not None))  # or it is unknown
+    # Raises OptionError for an unknown one.
+    uses_model = drafters.uses_model(options.drafter_name(has_draft=pair.draft is not None))
     is_exact = pair.is_exact and options.sampling.effective_temperature > 0
     if is_exact and options.banned_strings:
         raise OptionError(
@@ -98,6 +99,6 @@ def prepared(
         () if options.context_shift else reading_order(tokens, pair.vocab.infill_tokens),
         seed,
         perf_counter() + _SECONDS_OVERTAKEN * len(tokens),
-        images=pair.encoded_images(tokens),
+        images=pair.encoded_images(tokens, for_draft=uses_model),
         **reported,
     )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
+from typing import Any
 
 from ggufspec.common.failures import log_failure
 from ggufspec.decoding.types import Ask, Logits, token_array
@@ -249,7 +250,8 @@ def _draft_session(
     if draft is None:
         return None
     if vocab_map is None:
-        skips = target.projector is not None
-        n_vocab = target.n_vocab
-        return LlamaSession(draft, sequence, n_vocab=n_vocab, drafts=True, skips_images=skips)
+        how: dict[str, Any] = {"n_vocab": target.n_vocab, "drafts": True}
+        if target.projector is not None and draft.projector is not target.projector:
+            how["cells_for"] = target.projector.in_draft
+        return LlamaSession(draft, sequence, **how)
     return MappedSession(LlamaSession(draft, sequence, drafts=True), vocab_map)

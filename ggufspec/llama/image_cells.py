@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import shake_256
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.decoding.types import token_array
+
+CellsFor = Callable[["array[int]"], Sequence[int]]  # other cells for those of an image; or none
 
 _ENDS, _N_MOST_POSITIONS, _BITS = 1 << 30, (1 << 12) - 1, (1 << 30) - 1
 
@@ -40,11 +42,33 @@ def n_apart(tokens: array[int], n_most: int) -> int:
 
 def without_images(tokens: Sequence[int]) -> array[int]:
     """The tokens of a text, as a model reads it that has no projector."""
-    tokens = token_array(tokens)
+    return replaced(token_array(tokens), lambda cells: ())
+
+
+def replaced(tokens: array[int], cells_for: CellsFor) -> array[int]:
+    """A text with other cells for its images, such as those of another projector."""
     if not has_images(tokens):
         return tokens
-    values = _values(tokens)
-    return array("i", values[values >= 0].tobytes())
+    found, done = array("i"), 0
+    for start, stop in _places(tokens):
+        found += tokens[done:start]
+        found.extend(cells_for(tokens[start:stop]))
+        done = stop
+    return found + tokens[done:]
+
+
+def n_replaced(tokens: array[int], n: int, cells_for: CellsFor) -> int:
+    """Length of the longest prefix of a text of which `replaced` makes at most `n` tokens."""
+    if not has_images(tokens):
+        return n
+    done = 0
+    for start, stop in _places(tokens):
+        n_cells = len(cells_for(tokens[start:stop]))
+        if n < start - done + n_cells:
+            return min(done + n, start)
+        n -= start - done + n_cells
+        done = stop
+    return done + n
 
 
 def n_to_last_image(tokens: array[int]) -> int:
@@ -56,13 +80,16 @@ def n_to_last_image(tokens: array[int]) -> int:
 def images_in(tokens: Sequence[int]) -> list[array[int]]:
     """The cells of each image of a text; the last image may be incomplete."""
     tokens = token_array(tokens)
-    if not has_images(tokens):
-        return []
+    return [tokens[start:stop] for start, stop in _places(tokens)]
+
+
+def _places(tokens: array[int]) -> list[tuple[int, int]]:
+    """Where each image begins and ends."""
     values = _values(tokens)
     (cells,) = np.nonzero(values < 0)
     ends = np.flatnonzero((values[cells] & _ENDS) != 0) + 1
     parts = np.split(cells, ends)
-    return [tokens[int(part[0]) : int(part[-1]) + 1] for part in parts if len(part)]
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
 
 
 def _values(tokens: array[int]) -> NDArray[np.int32]:

@@ -10,9 +10,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from operator import le
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import llama_cpp
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec import _native
+from ggufspec.common.failures import log_failure
 from ggufspec.common.files import fingerprint_of
 from ggufspec.common.image_files import check_image
 from ggufspec.decoding.types import token_array
@@ -38,17 +40,20 @@ _SECONDS_KEPT = 60.0  # at least, between the reading of an image and the begin 
 _NEED_MROPE = ("glm4", "glm4moe")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Encoded:
     """An image as a context reads it.
 
-    embeddings (n_cells, width); offsets: 1 or 4 positions for each cell, by dimension, counted from
-    the position of the first. is_causal: a cell sees only the cells before it.
+    cells: as in the tokens of a text; embeddings (n_cells, width); offsets: 1 or 4 positions for
+    each cell, by dimension, counted from the position of the first. is_causal: a cell sees only
+    the cells before it. in_draft: the image as a draft reads it; None: it leaves the image out.
     """
 
+    cells: array[int]
     embeddings: NDArray[np.float32]
     offsets: array[int]
     is_causal: bool
+    in_draft: Encoded | None = None
 
 
 @dataclass(eq=False)
@@ -59,10 +64,12 @@ class _Image:
     chunks: Any
     encoded: list[Encoded] = field(default_factory=list)  # of each of its parts
     used_at: float = 0.0
+    of_draft: _Image | None = None  # the same, read by the draft's projector
 
     @property
     def n_bytes(self) -> int:
-        return sum(each.embeddings.nbytes for each in self.encoded)
+        of_draft = 0 if self.of_draft is None else self.of_draft.n_bytes
+        return sum(each.embeddings.nbytes for each in self.encoded) + of_draft
 
 
 class Projector:
@@ -77,14 +84,16 @@ class Projector:
         _check_positions(model)
         import llama_cpp.mtmd_cpp as mtmd
 
+        self.path = path
         self._mtmd: Any = mtmd
         self._name = fingerprint_of([path]).encode()
-        self._width = int(llama_cpp.llama_model_n_embd_inp(model.pointer))
+        self._made_for = _made_for(model)
         self._lock = threading.Lock()
         self._images = OrderedDict[bytes, _Image]()  # by hash, the latest last
         self._of_cells = WeakValueDictionary[bytes, _Image]()
         self._encoded = WeakValueDictionary[bytes, Encoded]()
         self.n_encoded = 0  # images so far
+        self.draft: Projector | None = None  # of a draft model, which reads the images, too
         log.hear(mtmd.mtmd_helper_log_set)
         params = mtmd.mtmd_context_params_default()
         params.use_gpu = bool(model.devices)
@@ -114,6 +123,7 @@ class Projector:
             found = self._images.get(key)
             if found is None:
                 found = self._images[key] = self._parsed(data, key)
+                found.of_draft = self._read_by_draft(data, found)
                 for cells in images_in(found.tokens):
                     self._of_cells[cells.tobytes()] = found
             found.used_at = monotonic()
@@ -132,10 +142,11 @@ class Projector:
                 )
         return len(found)
 
-    def encode(self, tokens: Sequence[int]) -> list[Encoded]:
-        """The images of a text. `of` finds them while the result is referred to.
+    def encode(self, tokens: Sequence[int], *, for_draft: bool = True) -> list[Encoded]:
+        """The images of a text. `decode` finds them while the result is referred to.
 
-        Encodes those that are not known, in this thread. Raises PromptError.
+        Encodes those that are not known, in this thread; if `for_draft`, also with the draft's
+        projector. Raises PromptError.
         """
         if not self.check(tokens):
             return []
@@ -148,6 +159,8 @@ class Projector:
                 image = self._of_cells[key]
                 if not image.encoded:
                     self._encode(image)
+                if for_draft and image.of_draft is not None and not image.of_draft.encoded:
+                    self._encode_in_draft(image)
                 result.append(self._encoded[key])
         end_threads()
         return result
@@ -171,6 +184,15 @@ class Projector:
             if not image.is_causal:
                 log.during(llama_cpp.llama_set_causal_attn, context, True)
 
+    def fits(self, model: Model) -> bool:
+        """Whether another model reads what it makes: it has the same architecture and width."""
+        return _made_for(model) == self._made_for
+
+    def in_draft(self, cells: array[int]) -> Sequence[int]:
+        """The cells that the draft reads for those of an image; none: it leaves the image out."""
+        found = self._encoded.get(cells.tobytes())
+        return () if found is None or found.in_draft is None else found.in_draft.cells
+
     @property
     def pointer(self) -> Any:
         if self._pointer is None:
@@ -181,7 +203,7 @@ class Projector:
         """Free the memory. Closing twice is fine."""
         with self._lock:
             for image in self._images.values():
-                self._free(image)
+                self._drop(image)
             self._images.clear()
             if self._pointer:
                 with listening():
@@ -212,6 +234,25 @@ class Projector:
                 image.tokens += self._tokens_of(chunk, key + bytes([i % 256, i // 256]))
         return image
 
+    def _read_by_draft(self, data: bytes, image: _Image) -> _Image | None:
+        """The image as the draft's projector reads it; None: there is none, or it does not fit.
+
+        For each part, it may have at most as many cells: the draft's context has no more room.
+        """
+        if self.draft is None:
+            return None
+        try:
+            found = self.draft._parsed(data, sha256(self.draft._name + data).digest())
+        except PromptError as error:
+            log_failure("the draft reads a text without its image", error)
+            return None
+        n_most = [len(part) for part in images_in(image.tokens)]
+        n_cells = [len(part) for part in images_in(found.tokens)]
+        if len(n_cells) == len(n_most) and all(map(le, n_cells, n_most)):
+            return found
+        self.draft._free(found)
+        return None
+
     def _tokens_of(self, chunk: Any, name: bytes) -> Sequence[int]:
         mtmd = self._mtmd
         if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
@@ -227,6 +268,7 @@ class Projector:
 
     def _encode(self, image: _Image) -> None:
         mtmd, at, found = self._mtmd, self.pointer, list[Encoded]()
+        cells = iter(images_in(image.tokens))
         with listening() as heard:
             for chunk in self._chunks(image):
                 if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
@@ -238,15 +280,28 @@ class Projector:
                         f"{heard.complaints()}"
                     )
                 values = mtmd.mtmd_get_output_embd(at)
-                rows = np.ctypeslib.as_array(values, (n, self._width)).copy()
+                rows = np.ctypeslib.as_array(values, (n, self._made_for.width)).copy()
                 is_causal = not mtmd.mtmd_decode_use_non_causal(at, chunk)
-                found.append(Encoded(rows, self._offsets(chunk, n), is_causal))
+                found.append(Encoded(next(cells), rows, self._offsets(chunk, n), is_causal))
         image.encoded = found
-        for cells, encoded in zip(images_in(image.tokens), found, strict=True):
-            self._encoded[cells.tobytes()] = encoded
+        for each in found:
+            self._encoded[each.cells.tobytes()] = each
         self.n_encoded += 1
         self._free(image)
         self._drop_old()
+
+    def _encode_in_draft(self, image: _Image) -> None:
+        assert self.draft is not None
+        assert image.of_draft is not None
+        try:
+            self.draft._encode(image.of_draft)
+        except PromptError as error:
+            log_failure("the draft reads a text without its image", error)
+            self.draft._free(image.of_draft)
+            image.of_draft = None
+            return
+        for each, in_draft in zip(image.encoded, image.of_draft.encoded, strict=True):
+            each.in_draft = in_draft
 
     def _offsets(self, chunk: Any, n: int) -> array[int]:
         if not self._uses_mrope:
@@ -267,8 +322,24 @@ class Projector:
             if n_bytes <= _MOST_BYTES or now - image.used_at < _SECONDS_KEPT:
                 return
             n_bytes -= image.n_bytes
-            self._free(image)
+            self._drop(image)
             del self._images[key]
+
+    def _drop(self, image: _Image) -> None:
+        self._free(image)
+        if image.of_draft is not None:
+            self._free(image.of_draft)
+
+
+class _MadeFor(NamedTuple):
+    architecture: str | None
+    width: int
+
+
+def _made_for(model: Model) -> _MadeFor:
+    pointer = model.pointer
+    width = llama_cpp.llama_model_n_embd_inp(pointer)
+    return _MadeFor(meta_text(pointer, "general.architecture"), int(width))
 
 
 def _check_positions(model: Model) -> None:

@@ -12,6 +12,7 @@ from ggufspec.decoding.types import Logits, token_array
 from ggufspec.llama import image_cells, saved_text
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import N_FIRST
+from ggufspec.llama.image_cells import CellsFor, n_replaced, replaced
 from ggufspec.llama.saved_text import Checkpoints, SavedText
 
 # Where a tail cannot be dropped, its beginning is decoded again from a checkpoint. More tokens than
@@ -87,12 +88,12 @@ class LlamaSession:
         *,
         n_vocab: int | None = None,
         drafts: bool = False,
-        skips_images: bool = False,
+        cells_for: CellsFor | None = None,
     ) -> None:
         """`n_vocab`: the width of rows, for a draft whose vocabulary has other padding.
 
         `drafts`: this is the draft model, so each of its tokens may be dropped again.
-        `skips_images`: texts may have images, which this model reads as if they were left out.
+        `cells_for`: what this model reads for the cells of an image; None: the cells.
         """
         self._context = context
         self.sequence = sequence
@@ -100,7 +101,7 @@ class LlamaSession:
         self.n_rows = context.n_rows  # maximum rows of a score
         self._n_vocab = context.n_vocab if n_vocab is None else n_vocab
         self._drafts = drafts
-        self._skips_images = skips_images
+        self._cells_for = cells_for
         self._n_droppable = context.n_droppable
         self._checkpoints = Checkpoints(context, sequence)
         self._short = ShortCache(context, sequence) if context.options.n_kept else None
@@ -121,9 +122,10 @@ class LlamaSession:
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
-        if self._short is not None:
-            return self._short.n_common(self._own(tokens))
-        return self._n_known(self._own(tokens))
+        own = self._own(tokens)
+        n = self._n_known(own) if self._short is None else self._short.n_common(own)
+        cells_for = self._cells_for
+        return n if cells_for is None else n_replaced(token_array(tokens), n, cells_for)
 
     def _n_known(self, tokens: array[int]) -> int:
         n = self._context.n_common(tokens, self.sequence)
@@ -286,7 +288,8 @@ class LlamaSession:
 
     def _own(self, tokens: Sequence[int]) -> array[int]:
         """The tokens of a text that this model reads."""
-        return image_cells.without_images(tokens) if self._skips_images else token_array(tokens)
+        tokens = token_array(tokens)
+        return tokens if self._cells_for is None else replaced(tokens, self._cells_for)
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""

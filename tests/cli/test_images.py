@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,17 @@ def test_a_chat_takes_an_image_keeps_it_and_saves_it(
         assert why in failed.err
 
 
-def test_plan_counts_the_projector(command: Command, seeing: Path) -> None:
+def test_plan_counts_the_projectors(command: Command, seeing: Path, tmp_path: Path) -> None:
     rows = command("plan", "-m", seeing, "--vram", "1GiB").out
     assert "projector: mmproj-F16.gguf, 0.2 MB with its buffers" in rows
     assert "projector" not in command("plan", "-m", seeing, "--vram", "1GiB", "--no-mmproj").out
+    folder = Path(shutil.copytree(seeing.parent, tmp_path / "draft"))
+    (folder / "mmproj-F16.gguf").rename(folder / "mmproj-draft.gguf")
+    rows = command("plan", "-m", seeing, "-md", folder / seeing.name, "--vram", "1GiB").out
+    assert "projector: mmproj-F16.gguf" in rows
+    assert "projector: mmproj-draft.gguf" not in rows, "its name has a word that the draft's lacks"
+    named = ("--mmproj-draft", folder / "mmproj-draft.gguf")
+    rows = command("plan", "-m", seeing, "-md", folder / seeing.name, *named, "--vram", "1GiB").out
+    assert "projector: mmproj-draft.gguf, 0.2 MB with its buffers" in rows
+    alone = command("plan", "-m", seeing, *named, "--vram", "1GiB")
+    assert "needs a draft model" in alone.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,13 @@ from tiny_projectors import PAIRS, png
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import ModelError, PromptError
 from ggufspec.llama.context import Context
-from ggufspec.llama.image_cells import cells_of, images_in, without_images
+from ggufspec.llama.image_cells import (
+    cells_of,
+    images_in,
+    n_replaced,
+    replaced,
+    without_images,
+)
 from ggufspec.llama.model import Model
 from ggufspec.llama.projector import Projector
 from ggufspec.llama.session import LlamaSession
@@ -202,7 +209,7 @@ def test_a_draft_model_reads_the_text_without_its_images(
 ) -> None:
     model, _ = loaded
     with closing(plain_context(model, n_ctx=256, n_rows=8)) as plain:
-        session = LlamaSession(plain, drafts=True, skips_images=True)
+        session = LlamaSession(plain, drafts=True, cells_for=lambda cells: ())
         for text in (*texts, texts[0]):
             assert_same(session.score(text), fresh(context, without_images(text)))
 
@@ -214,6 +221,21 @@ def test_cells_tell_images_apart_and_say_where_they_end() -> None:
     assert not {*one} & {*two}
     assert images_in([1, *one, *two, 2, *one]) == [one, two, one]
     assert list(without_images([1, *one, 2])) == [1, 2]
+
+
+def test_places_in_a_text_with_other_cells_are_found() -> None:
+    one, two, small = cells_of(b"one", 5, 5), cells_of(b"two", 5, 3), cells_of(b"small", 2, 2)
+    text = array("i", [1, 2, *one, 3, *two, *one, 4])
+    others = {one.tobytes(): small, two.tobytes(): ()}
+
+    def other(cells: array[int]) -> Sequence[int]:
+        return others.get(cells.tobytes(), ())
+
+    found = replaced(text, other)
+    assert list(found) == [1, 2, *small, 3, *small, 4]
+    places = [n_replaced(text, n, other) for n in range(len(found) + 1)]
+    assert places == [0, 1, 2, 2, 7, 13, 13, 18, 19]
+    assert list(replaced(text[:9], other)) == [1, 2, *small, 3], "an incomplete image is left out"
 
 
 def test_an_image_that_is_not_kept_any_more_is_refused(loaded: Loaded) -> None:
