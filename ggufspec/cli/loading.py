@@ -42,6 +42,7 @@ _WORK = {
     "costs": "Measuring the pair",
     "draft costs": "Measuring the draft",
     "vocabulary": "Reading the vocabulary",
+    "images": "Reading the images",
 }
 
 

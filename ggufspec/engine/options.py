@@ -108,7 +108,7 @@ class GenerateOptions(TypedDict, total=False):
     # A guess of the text, such as a file before an edit: n-grams draft from it.
     prediction: str | Sequence[int] | None
     verify: str  # "traversal", "rejection", "match"
-    progress: NamedProgress | None  # ("target", "draft", "costs", "vocabulary" ..., done, of)
+    progress: NamedProgress | None  # ("target", "draft", "costs", "images" ..., done, of)
 
 
 def _draft_length(name: str, value: object) -> Any:

@@ -11,6 +11,7 @@ from weakref import finalize
 
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
+from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.stats import Threads
 from ggufspec.drafting import constants
@@ -109,10 +110,14 @@ class Pair:
         self.check_open()
         return self.target.model.vocab
 
-    def encoded_images(self, tokens: Sequence[int], *, for_draft: bool = True) -> Sequence[Encoded]:
-        """The images of a prompt, encoded in this thread; `for_draft`: also for a draft model that
-        reads them. Raises PromptError.
-        """
+    def encoded_images(
+        self,
+        tokens: Sequence[int],
+        progress: NamedProgress | None = None,
+        *,
+        for_draft: bool = True,
+    ) -> Sequence[Encoded]:
+        """The images of a prompt, encoded in this thread: see Projector.encode."""
         if (projector := self.target.projector) is None:
             return ()
         n_batch = self.target.n_batch
@@ -123,7 +128,7 @@ class Pair:
                     f"an image takes {len(cells):,} tokens, but a batch has {n_batch:,}, and this "
                     "model reads it in one; load with a larger one (n_batch, -b)"
                 )
-        return projector.encode(tokens, for_draft=for_draft)
+        return projector.encode(tokens, progress, for_draft=for_draft)
 
     @property
     def contexts(self) -> list[Context]:

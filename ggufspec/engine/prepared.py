@@ -99,6 +99,6 @@ def prepared(
         () if options.context_shift else reading_order(tokens, pair.vocab.infill_tokens),
         seed,
         perf_counter() + _SECONDS_OVERTAKEN * len(tokens),
-        images=pair.encoded_images(tokens, for_draft=uses_model),
+        images=pair.encoded_images(tokens, options.progress, for_draft=uses_model),
         **reported,
     )

@@ -7,8 +7,9 @@ import os
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from operator import le
 from pathlib import Path
@@ -24,8 +25,10 @@ from ggufspec import _native
 from ggufspec.common.failures import log_failure
 from ggufspec.common.files import fingerprint_of
 from ggufspec.common.image_files import check_image
+from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding.types import token_array
 from ggufspec.errors import ClosedError, DecodeError, ModelError, PromptError
+from ggufspec.llama.eval_callback import EvalCallback
 from ggufspec.llama.image_cells import cells_of, images_in
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.threadpool import end_threads
@@ -96,7 +99,10 @@ class Projector:
         self.draft: Projector | None = None  # of a draft model, which reads the images, too
         log.hear(mtmd.mtmd_helper_log_set)
         params = mtmd.mtmd_context_params_default()
+        self._eval = EvalCallback()
         params.use_gpu = bool(model.devices)
+        if not params.use_gpu:  # there, it would wait for each few nodes
+            params.cb_eval = self._eval.callback
         params.n_threads = n_threads
         params.print_timings = False
         params.warmup = bool(model.devices)  # reserves GPU memory; on CPUs, it takes seconds
@@ -142,26 +148,36 @@ class Projector:
                 )
         return len(found)
 
-    def encode(self, tokens: Sequence[int], *, for_draft: bool = True) -> list[Encoded]:
+    def encode(
+        self,
+        tokens: Sequence[int],
+        progress: NamedProgress | None = None,
+        *,
+        for_draft: bool = True,
+    ) -> list[Encoded]:
         """The images of a text. `decode` finds them while the result is referred to.
 
         Encodes those that are not known, in this thread; if `for_draft`, also with the draft's
-        projector. Raises PromptError.
+        projector. On CPUs, Ctrl-C ends that, and so does what `progress` raises: it is called with
+        ("images", n_done, n_all) all the while. Raises PromptError.
         """
         if not self.check(tokens):
             return []
-        result = []
+        result, parts = [], images_in(tokens)
         with self._lock:
-            for cells in images_in(tokens):
+            for i, cells in enumerate(parts):
                 key = cells.tobytes()
                 if key not in self._of_cells:
                     self.check(tokens)
                 image = self._of_cells[key]
+                tick = None if progress is None else partial(progress, "images", i, len(parts))
                 if not image.encoded:
-                    self._encode(image)
+                    self._encode(image, tick)
                 if for_draft and image.of_draft is not None and not image.of_draft.encoded:
-                    self._encode_in_draft(image)
+                    self._encode_in_draft(image, tick)
                 result.append(self._encoded[key])
+        if progress is not None:
+            progress("images", len(parts), len(parts))
         end_threads()
         return result
 
@@ -266,15 +282,19 @@ class Projector:
         for i in range(self._mtmd.mtmd_input_chunks_size(image.chunks)):
             yield self._mtmd.mtmd_input_chunks_get(image.chunks, i)
 
-    def _encode(self, image: _Image) -> None:
+    def _encode(self, image: _Image, tick: Callable[[], object] | None) -> None:
         mtmd, at, found = self._mtmd, self.pointer, list[Encoded]()
+        if tick is not None:
+            tick()
         cells = iter(images_in(image.tokens))
         with listening() as heard:
             for chunk in self._chunks(image):
                 if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
                     continue
                 n = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
-                if code := mtmd.mtmd_encode_chunk(at, chunk):
+                with self._eval.during(tick):
+                    code = mtmd.mtmd_encode_chunk(at, chunk)
+                if code:
                     raise PromptError(
                         f"the projector could not encode an image (code {code}).\n"
                         f"{heard.complaints()}"
@@ -290,11 +310,11 @@ class Projector:
         self._free(image)
         self._drop_old()
 
-    def _encode_in_draft(self, image: _Image) -> None:
+    def _encode_in_draft(self, image: _Image, tick: Callable[[], object] | None) -> None:
         assert self.draft is not None
         assert image.of_draft is not None
         try:
-            self.draft._encode(image.of_draft)
+            self.draft._encode(image.of_draft, tick)
         except PromptError as error:
             log_failure("the draft reads a text without its image", error)
             self.draft._free(image.of_draft)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
@@ -40,7 +41,7 @@ from ggufspec.server.requests import parse_request
 from ggufspec.server.routes import add_information, add_slots, add_tokenization
 from ggufspec.server.service import Service
 from ggufspec.server.strict_json import parsed_body
-from ggufspec.server.texts import Events
+from ggufspec.server.texts import Events, disconnect
 
 _NOT_ENFORCED, _MAX_HEADER = "X-Ggufspec-Not-Enforced", 4000
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -140,14 +141,14 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         return await _answer(body.chat(), request, service, partial(MessageRenderer, model=alias))
 
     @router.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountTokensRequest) -> Response:
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
         """Count the tokens of a conversation, like Anthropic's API."""
-        return JSONResponse({"input_tokens": await _n_tokens(body.chat(), service)})
+        return JSONResponse({"input_tokens": await _n_tokens(body.chat(), service, request)})
 
     @router.post("/v1/chat/completions/input_tokens")
-    async def input_tokens(body: schema.ChatRequest) -> Response:
+    async def input_tokens(body: schema.ChatRequest, request: Request) -> Response:
         """Count the tokens of a conversation, like llama.cpp's server."""
-        return _counted(await _n_tokens(body, service))
+        return _counted(await _n_tokens(body, service, request))
 
     @router.post("/completion")
     @router.post("/completions")
@@ -163,7 +164,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/predict")
     async def predict(body: schema.PredictRequest, request: Request) -> Response:
         """Continue a prompt; returns a JSON string, prompt included (LLMSpeculativeSampling)."""
-        parsed = await _parse(body, service)
+        parsed = await _parse(body, service, request)
         renderer = CompletionRenderer(body, parsed, alias)
         await _collect(renderer, service.events(parsed, request.receive))
         return JSONResponse(body.prompt + renderer.body()["choices"][0]["text"])
@@ -181,9 +182,9 @@ def _add_responses(router: APIRouter, service: Service) -> None:
         return await _answer(body.chat(items), request, service, make)
 
     @router.post("/v1/responses/input_tokens")
-    async def input_tokens(body: ResponsesRequest) -> Response:
+    async def input_tokens(body: ResponsesRequest, request: Request) -> Response:
         """Count the tokens of a conversation, as OpenAI's responses API does."""
-        return _counted(await _n_tokens(body.chat(store.items(body)), service))
+        return _counted(await _n_tokens(body.chat(store.items(body)), service, request))
 
     @router.get("/v1/responses/{response_id}")
     async def stored_response(response_id: str) -> Response:
@@ -241,7 +242,7 @@ async def _answer(
     make_renderer: Callable[[ParsedRequest], Renderer],
 ) -> Response:
     """The response, or the beginning of a stream. Raises GgufspecError, ApiError."""
-    parsed = await _parse(body, service)
+    parsed = await _parse(body, service, request)
     shown = json.dumps("; ".join(parsed.not_enforced))[1:-1]  # ASCII without line breaks
     renderer, headers = make_renderer(parsed), {_NOT_ENFORCED: shown[:_MAX_HEADER]} if shown else {}
     events = service.events(parsed, request.receive)
@@ -255,15 +256,32 @@ async def _answer(
 
 
 async def _parse(
-    body: schema.CompletionRequest | schema.ChatRequest | schema.PredictRequest, service: Service
+    body: schema.CompletionRequest | schema.ChatRequest | schema.PredictRequest,
+    service: Service,
+    request: Request,
 ) -> ParsedRequest:
-    """The request for texts, parsed from a body. Raises GgufspecError."""
-    return await run_in_threadpool(parse_request, body, service.engine, service.options)
+    """The request for texts, parsed from a body. Raises GgufspecError.
 
+    Encodes its images, until the client disconnects: then raises ClientDisconnect.
+    """
+    engine, options = service.engine, service.options
+    if engine.pair.target.projector is None:
+        return await run_in_threadpool(parse_request, body, engine, options)
+    gone = asyncio.ensure_future(disconnect(request.receive))
 
-async def _n_tokens(body: schema.ChatRequest, service: Service) -> int:
+    def check(*_: object) -> None:
+        if gone.done() and not gone.cancelled():
+            raise ClientDisconnect
+
     try:
-        return len((await _parse(body, service)).prompts[0])
+        return await run_in_threadpool(parse_request, body, engine, options, check)
+    finally:
+        gone.cancel()
+
+
+async def _n_tokens(body: schema.ChatRequest, service: Service, request: Request) -> int:
+    try:
+        return len((await _parse(body, service, request)).prompts[0])
     except PromptTooLongError as error:
         return error.n_prompt
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.images import Images
@@ -61,9 +63,12 @@ class AnswerPlan(NamedTuple):
 
 
 def parse_request(
-    body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
+    body: CompletionRequest | ChatRequest | PredictRequest,
+    engine: Engine,
+    server: ServerOptions,
+    progress: NamedProgress | None = None,
 ) -> ParsedRequest:
-    """Raises PromptError, OptionError, ApiError."""
+    """`progress`: as for Engine.generate. Raises PromptError, OptionError, ApiError."""
     n, n_top, echoed, plan = body.n or 1, None, None, AnswerPlan()
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
@@ -97,6 +102,7 @@ def parse_request(
 
     def first_of(plan: AnswerPlan) -> PreparedText:
         options = _options_of(body, engine, server, {**constraint, **plan.options})
+        options = replace(options, progress=progress)
         return engine.prepare(prompts[0], options, n_top=n_top, is_sampled=is_sampled)
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,44 @@ def test_a_saved_text_is_restored_with_its_images(engine: Engine, tmp_path: Path
     engine.forget()
     found = engine.generate(prompt, **GREEDY)
     assert_same(engine, prompt, found.tokens, wanted.tokens, **GREEDY)
+
+
+def test_encoding_tells_its_progress_and_ends_if_that_raises(engine: Engine) -> None:
+    prompt = engine.render([said("b", png(40, 24, 60), png(40, 24, 61))])
+    before, told = n_encoded(engine), list[tuple[int, int]]()
+
+    def stop(name: str, n_done: int, n_all: int) -> None:
+        if name == "images":
+            told.append((n_done, n_all))
+            if n_done == 1 and told.count((1, 2)) == 3:
+                raise InterruptedError("enough")
+
+    with pytest.raises(InterruptedError, match="enough"):
+        engine.generate(prompt, progress=stop, **GREEDY)
+    assert n_encoded(engine) == before + 1
+    found = engine.generate(prompt, progress=stop, **GREEDY)
+    assert n_encoded(engine) == before + 2
+    assert told[-1] == (2, 2)
+    engine.forget()
+    assert_same(engine, prompt, found.tokens, engine.generate(prompt, **GREEDY).tokens, **GREEDY)
+
+
+def test_ctrl_c_ends_encoding(engine: Engine) -> None:
+    prompt, before = engine.render([said("b", png(40, 24, 70))]), n_encoded(engine)
+    n_told = 0
+
+    def interrupt(name: str, n_done: int, n_all: int) -> None:
+        nonlocal n_told
+        n_told += 1
+        if n_told == 2:
+            signal.raise_signal(signal.SIGINT)
+        assert n_told < 4, "it goes on"
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompt, progress=interrupt, **GREEDY)
+    assert n_encoded(engine) == before
+    assert engine.generate(prompt, **GREEDY).tokens
+    assert n_encoded(engine) == before + 1
 
 
 def test_an_image_changes_the_text_and_its_place_counts(engine: Engine) -> None:
