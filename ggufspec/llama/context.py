@@ -236,10 +236,11 @@ class Context:
     def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
         """`decode_together` of two contexts at the same time; `other` computes in its own thread.
 
-        Not for a head or its target. With shared pools, one after the other. Raises what
-        `decode` raises, which stops both; a sequence then holds all of its new tokens or none.
+        Not for a head or its target. With shared pools, or images, one after the other. Raises
+        what `decode` raises, which stops both; a sequence then holds all of its new tokens or none.
         """
-        if self.pools.excludes(other.pools):
+        has_image = parts[0].tokens[0] < 0 or of_other[0].tokens[0] < 0
+        if has_image or self.pools.excludes(other.pools):
             self.decode_together(parts)
             other.decode_together(of_other)
             return

@@ -50,6 +50,9 @@ def test_a_draft_equal_to_the_target_is_accepted_if_it_sees_the_images(
     target, draft = pair
     with ggufspec.load(target, draft, **HOW) as engine:
         assert acceptance(engine) == 1
+        engine.pair.are_apart = True  # as if on two devices, so that both read at the same time
+        engine.forget()
+        assert acceptance(engine) == 1
     blind: Any = {"mmproj": target.with_name("mmproj.gguf"), "mmproj_auto": False}
     with ggufspec.load(target, draft, **blind, **HOW) as engine:
         assert acceptance(engine) < 0.9

@@ -20,6 +20,7 @@ from tiny_projectors import PAIRS, png
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import ModelError, PromptError
 from ggufspec.llama.context import Context
+from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.image_cells import (
     cells_of,
     images_in,
@@ -212,6 +213,17 @@ def test_a_draft_model_reads_the_text_without_its_images(
         session = LlamaSession(plain, drafts=True, cells_for=lambda cells: ())
         for text in (*texts, texts[0]):
             assert_same(session.score(text), fresh(context, without_images(text)))
+
+
+def test_an_image_and_a_text_of_a_draft_are_read_in_one_call(
+    loaded: Loaded, context: Context, texts: tuple[list[int], list[int]]
+) -> None:
+    cells = images_in(texts[0])[0]
+    with closing(plain_context(loaded[0], n_ctx=256, n_rows=8)) as draft:
+        of_draft = [BatchPart(0, array("i", BEFORE), 0)]
+        context.decode_beside([BatchPart(0, cells, 0)], draft, of_draft)
+        assert context.n_cells(0) == len(cells)
+        assert draft.n_cells(0) == len(BEFORE)
 
 
 def test_cells_tell_images_apart_and_say_where_they_end() -> None:
