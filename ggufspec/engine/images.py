@@ -15,7 +15,12 @@ from ggufspec.common.reading import read_file
 from ggufspec.engine.template_probe import Message
 from ggufspec.errors import PromptError
 from ggufspec.llama.context import Context
+from ggufspec.llama.projector import Projector
 
+NO_PROJECTOR = (
+    "this model reads no images: no projector was loaded; name its file (mmproj, -mm), or leave "
+    "the images out"
+)
 _KINDS = ("image", "image_url")
 
 
@@ -28,18 +33,15 @@ class Images:
     def __init__(self, messages: Sequence[Message], target: Context) -> None:
         """Raises PromptError for a file that is no image, and if the target reads none."""
         self._mark = f"<__image_{secrets.token_hex(8)}"
+        self._any_mark = re.compile(f"{self._mark}_([0-9]+)__>")
         self._files: list[bytes] = []
         self.messages: Sequence[Message] = messages
-        self._vocab, self._projector = target.model.vocab, target.projector
+        self._target = target
         given = messages if isinstance(messages, Sequence) else ()  # others are refused later
         n_images = sum(is_image(part) for each in given for part in _parts(each))
         check_number(n_images)
-        if n_images and self._projector is None:
-            raise PromptError(
-                "this model reads no images: no projector was loaded; name its file (mmproj, -mm), "
-                "or leave the images out"
-            )
         if n_images:
+            _projector_of(target)
             self.messages = [self._marked(message) for message in messages]
 
     def __len__(self) -> int:
@@ -47,23 +49,18 @@ class Images:
 
     def tokens(self, text: str, *, has_bos: bool) -> list[int]:
         """The tokens of a rendered conversation. Raises PromptError."""
-        vocab, projector = self._vocab, self._projector
-        assert projector is not None
-        parts = re.split(f"{re.escape(self._mark)}_([0-9]+)__>", text)
+        parts = self._any_mark.split(text)
         if sorted(map(int, parts[1::2])) != [*range(len(self._files))]:
             raise PromptError(
                 "the chat template does not write each image once; leave out images in these "
                 "messages, or use another template (--chat-template-file)"
             )
-        found: list[int] = []
-        for i, part in enumerate(parts):
-            if i % 2:
-                found += projector.read(self._files[int(part)])
-            elif part or not i:
-                found += vocab.tokenize(part, add_special=not (i or has_bos), parse_special=True)
-        if found and found[-1] < 0:
-            raise PromptError("the prompt ends with an image; put a text behind it")
-        return found
+        files = [self._files[int(part)] for part in parts[1::2]]
+        return tokens_of(parts[::2], files, self._target, add_special=not has_bos)
+
+    def with_marks(self, text: str, mark: str) -> str:
+        """A rendered conversation with `mark` at the place of each image."""
+        return self._any_mark.sub(mark, text)
 
     def _marked(self, message: Message) -> Message:
         parts = _parts(message)
@@ -83,12 +80,51 @@ class Images:
         return {**message, "content": text}
 
 
+def tokens_of(
+    texts: Sequence[str], files: Sequence[bytes], target: Context, *, add_special: bool
+) -> list[int]:
+    """The tokens of texts with an image file between each two. Raises PromptError."""
+    vocab, found = target.model.vocab, list[int]()
+    for i, text in enumerate(texts):
+        if i:
+            found += _projector_of(target).read(files[i - 1])
+        if text or not i:
+            found += vocab.tokenize(text, add_special=add_special and not i, parse_special=True)
+    if found and found[-1] < 0:
+        raise PromptError("the prompt ends with an image; put a text behind it")
+    return found
+
+
+def _projector_of(target: Context) -> Projector:
+    if target.projector is None:
+        raise PromptError(NO_PROJECTOR)
+    return target.projector
+
+
 def with_images(message: Message, paths: Sequence[Path]) -> Message:
     """A message whose text is about the images in these files, which stand before it."""
     if not paths:
         return message
     images = [{"type": "image", "path": str(path)} for path in paths]
     return {**message, "content": [*images, {"type": "text", "text": message["content"]}]}
+
+
+def with_files(messages: Sequence[Message]) -> list[Message]:
+    """The messages with their images as data URLs, each checked. Raises PromptError."""
+    check_number(sum(is_image(part) for each in messages for part in _parts(each)))
+    return [
+        {**each, "content": [_with_file(part) for part in parts]} if parts else each
+        for each in messages
+        for parts in [_parts(each)]
+    ]
+
+
+def _with_file(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not is_image(part):
+        return part
+    check_image(data := bytes_of(part))
+    url = f"data:;base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def is_image(part: Mapping[str, Any]) -> bool:
@@ -119,6 +155,11 @@ def bytes_of(part: Mapping[str, Any]) -> bytes:
             f"the URL of an image begins with {url[:20]!r}; send the image itself, as "
             "data:image/png;base64,..."
         )
+    return decoded(encoded)
+
+
+def decoded(encoded: str) -> bytes:
+    """The file of an image in base64. Raises PromptError."""
     if len(encoded) > MOST_BYTES * 4 // 3 + 4:
         raise PromptError(f"an image has more than {MOST_BYTES // 2**20} MiB; make it smaller")
     try:

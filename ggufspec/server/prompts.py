@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+from ggufspec.common.facts import counted
 from ggufspec.engine.engine import Engine
-from ggufspec.errors import OptionError
+from ggufspec.engine.images import decoded, tokens_of
+from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama.vocab import Vocab
-from ggufspec.server.dialects.llama_cpp import InfillRequest
+from ggufspec.server.dialects.llama_cpp import MEDIA_MARK, InfillRequest, MediaPrompt
 from ggufspec.server.events import Echo
 from ggufspec.server.schema import CompletionRequest
 from ggufspec.server.service import ServerOptions
@@ -25,19 +27,35 @@ def prompts_of(body: CompletionRequest, engine: Engine, server: ServerOptions) -
     if isinstance(body, InfillRequest):
         files = [(each.filename, each.text) for each in body.input_extra]
         return [infilled(body.input_prefix, body.input_suffix, files=files, begun=body.prompt)]
-    is_one = isinstance(body.prompt, str) or any(isinstance(each, int) for each in body.prompt)
-    prompts = cast("list[str | list[int | str]]", [body.prompt] if is_one else body.prompt)
+    given: Any = body.prompt
+    is_one = isinstance(given, (str, MediaPrompt)) or any(isinstance(each, int) for each in given)
+    prompts: list[str | list[int | str] | MediaPrompt] = [given] if is_one else given
     if body.suffix:
         if not all(isinstance(each, str) for each in prompts):
             raise OptionError("'suffix' needs prompts as texts, not as token ids")
         return [infilled(cast("str", each), body.suffix) for each in prompts]
-    add_special = body.add_special_tokens
-    return [
-        each
-        if isinstance(each, str)
-        else joined_tokens(each, engine.vocab, add_special=add_special)
-        for each in prompts
-    ]
+    return [_read(each, engine, add_special=body.add_special_tokens) for each in prompts]
+
+
+def _read(
+    prompt: str | list[int | str] | MediaPrompt, engine: Engine, *, add_special: bool
+) -> Prompt:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, MediaPrompt):
+        return _with_images(prompt, engine, add_special=add_special)
+    return joined_tokens(prompt, engine.vocab, add_special=add_special)
+
+
+def _with_images(prompt: MediaPrompt, engine: Engine, *, add_special: bool) -> list[int]:
+    texts, files = prompt.prompt_string.split(MEDIA_MARK), prompt.multimodal_data
+    if len(texts) - 1 != len(files):
+        raise PromptError(
+            f"'prompt_string' has {counted(len(texts) - 1, 'mark')} {MEDIA_MARK}, and "
+            f"'multimodal_data' {counted(len(files), 'file')}; mark the place of each file once"
+        )
+    images = list(map(decoded, files))
+    return tokens_of(texts, images, engine.pair.target, add_special=add_special)
 
 
 def joined_tokens(parts: Sequence[int | str], vocab: Vocab, *, add_special: bool) -> list[int]:

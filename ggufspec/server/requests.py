@@ -15,6 +15,7 @@ from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.reasoning import begun_in, reasoning_after
 from ggufspec.errors import OptionError, PromptError
+from ggufspec.server.dialects.llama_cpp import MEDIA_MARK
 from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ParsedRequest
 from ggufspec.server.formats.chat_format import format_of
@@ -138,8 +139,10 @@ def applied_template(body: ChatRequest, engine: Engine, server: ServerOptions) -
         body = body.model_copy(update=whole)
     conversation = _conversation_of(body, engine, server)
     assert engine.chat_template is not None
-    conversation["messages"] = Images(conversation["messages"], engine.pair.target).messages
-    return engine.chat_template.render(**conversation, add_generation_prompt=has_answer)
+    images = Images(conversation["messages"], engine.pair.target)
+    conversation["messages"] = images.messages
+    text = engine.chat_template.render(**conversation, add_generation_prompt=has_answer)
+    return images.with_marks(text, MEDIA_MARK)
 
 
 def _conversation_of(body: ChatRequest, engine: Engine, server: ServerOptions) -> dict[str, Any]:

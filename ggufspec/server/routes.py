@@ -27,7 +27,7 @@ from ggufspec.errors import CacheError, SessionError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.server import schema
 from ggufspec.server.dialects.chat_response import FINGERPRINT
-from ggufspec.server.dialects.llama_cpp import settings
+from ggufspec.server.dialects.llama_cpp import MEDIA_MARK, settings
 from ggufspec.server.errors import ApiError, log_error
 from ggufspec.server.requests import applied_template, check_scales
 from ggufspec.server.service import Service, default_options
@@ -226,6 +226,7 @@ def _properties(service: Service) -> dict[str, Any]:
         "model_path": engine.pair.target.model.path.name,
         **texts,
         "chat_template": texts["chat_template"] or "",
+        "media_marker": MEDIA_MARK,
         "modalities": {"vision": engine.pair.target.projector is not None, "audio": False},
         "build_info": FINGERPRINT,
     }

@@ -36,11 +36,11 @@ _TOKEN = re.compile(r"[0-9]{1,9}")
 
 
 def texts_in(prompt: object) -> object:
-    """A prompt, or several, with the texts of objects, which llama.cpp takes, too."""
+    """A prompt, or several, with the texts of objects without files, as in llama.cpp's server."""
     match prompt:
         case [*parts] if any(isinstance(each, dict) for each in parts):
             return list(map(texts_in, parts))
-        case {"prompt_string": text, **others} if not others:
+        case {"prompt_string": text, **others} if others in ({}, {"multimodal_data": []}):
             return text
         case {"content": [*parts], **others} if parts and not others:
             texts = [text for text in map(_text_of, parts) if isinstance(text, str)]

@@ -6,13 +6,17 @@ import base64
 import http.server
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from time import sleep
 from typing import Any
 
+import httpx
 import pytest
 import tiny
 import tiny_projectors
 from server.pages import OpenPage, answer, send
 from serving import Live, serving
+from tiny_projectors import png
 
 import ggufspec
 from ggufspec.common.defaults import SERVE_BODY_IMAGES
@@ -41,11 +45,10 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield running
 
 
-def post(live: Live, path: str, **body: Any) -> dict[str, Any]:
+def post(live: Live, path: str, **body: Any) -> Any:
     response = live.client.post(path, json=body)
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return response.json()
 
 
 def test_each_api_reads_the_image(seeing: Live) -> None:
@@ -93,6 +96,68 @@ def test_each_api_reads_the_image(seeing: Live) -> None:
         seeing, "/api/generate", prompt="what", images=[ENCODED], options=options, stream=False
     )
     assert generated["response"] == wanted
+
+
+def test_a_completion_reads_images_at_the_marks(seeing: Live) -> None:
+    mark = seeing.client.get("/props").json()["media_marker"]
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    asked = [{"role": "user", "content": [part, {"type": "text", "text": "what"}]}]
+    text = post(seeing, "/apply-template", messages=asked)["prompt"]
+    assert f"user\n{mark}what" in text
+    prompt = {"prompt_string": text, "multimodal_data": [ENCODED]}
+    said = [{"type": "image", "data": IMAGE}, {"type": "text", "text": "what"}]
+    wanted = seeing.engine.chat([{"role": "user", "content": said}], **GREEDY).text
+    assert post(seeing, "/completion", prompt=prompt, **GREEDY)["content"] == wanted
+    both = post(seeing, "/completion", prompt=[prompt, "hello", {"prompt_string": "a"}], **GREEDY)
+    assert both[0]["content"] == wanted
+    assert len(both) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "why"),
+    [
+        ("a", [ENCODED], "has 0 marks <__media__>, and 'multimodal_data' 1 file;"),
+        ("<__media__><__media__>a", [ENCODED], "has 2 marks"),
+        ("<__media__>a", ["!"], "not valid base64"),
+        ("<__media__>a", [base64.b64encode(b"text").decode()], "should be an image"),
+        ("<__media__>" * 33 + "a", [ENCODED] * 33, "multimodal_data"),
+    ],
+)
+def test_a_completion_whose_images_cannot_be_used_is_refused(
+    seeing: Live, text: str, files: list[str], why: str
+) -> None:
+    prompt = {"prompt_string": text, "multimodal_data": files}
+    response = seeing.client.post("/completion", json={"prompt": prompt})
+    assert response.status_code == 400
+    assert why in response.json()["error"]["message"]
+
+
+def test_a_client_that_disconnects_ends_the_encoding_of_its_images(
+    tmp_path: Path,
+) -> None:
+    how: dict[str, Any] = {"vocab": tiny.BPE, "chat_template": tiny.CHATML, "n_ctx_train": 16384}
+    target = tiny_projectors.write_qwen2vl_model(tmp_path / "target.gguf", **how)
+    tiny_projectors.write_qwen2vl(tmp_path / "mmproj.gguf")
+    content = [{"type": "text", "text": "what"}]
+    for seed in range(20):  # each takes 0.1 s
+        url = "data:image/png;base64," + base64.b64encode(png(200, 200, seed)).decode()
+        content.append({"type": "image_url", "image_url": {"url": url}})  # type: ignore[dict-item]
+    body = {"messages": [{"role": "user", "content": [*content[1:], content[0]]}], **GREEDY}
+    with (
+        ggufspec.load(target, n_ctx=16384, n_threads=1, tuned=False) as engine,
+        serving(engine, n_body_bytes=SERVE_BODY_IMAGES) as running,
+    ):
+        projector = engine.pair.target.projector
+        assert projector is not None
+        with pytest.raises(httpx.ReadTimeout):
+            running.client.post("/v1/chat/completions", json=body, timeout=0.5)
+        found = post(running, "/completion", prompt="hello", **GREEDY)
+        assert found["content"]
+        sleep(0.3)
+        n_encoded = projector.n_encoded
+        assert n_encoded < 20
+        sleep(0.3)
+        assert projector.n_encoded == n_encoded
 
 
 def test_results_of_tools_may_have_images(seeing: Live) -> None:

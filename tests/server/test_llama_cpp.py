@@ -235,6 +235,7 @@ def test_hostile_bodies_are_refused(live: Live, tmp_path: Path) -> None:
         ({"prompt": [[]]}, 400),
         ({"prompt": {"prompt_string": 5}}, 400),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, 400),
+        ({"prompt": {"prompt_string": "<__media__>a", "multimodal_data": ["eA=="]}}, 400),
         ({"prompt": [1.5]}, 400),
         ({"prompt": [10**8]}, 400),
         ({"prompt": "a", "n_probs": 10**6}, 400),

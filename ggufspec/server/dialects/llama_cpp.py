@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from ggufspec.common.image_files import N_IMAGES_MAX
 from ggufspec.decoding.sampling_options import SAMPLING
 from ggufspec.engine.logprobs import Logprob, TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
@@ -18,7 +19,18 @@ from ggufspec.server.errors import ApiError
 from ggufspec.server.events import ChoiceDelta, ChoiceEvent, ParsedRequest
 
 _N_FIELDS = 1000
+MEDIA_MARK = "<__media__>"
 _STREAM = Framing("text/event-stream")
+
+
+class MediaPrompt(schema.Body):
+    """A text with the files of its images, in the order of the marks at their places."""
+
+    kinds = ("media_prompts",)
+    prompt_string: str = Field(description=f"Each image is at a {MEDIA_MARK}.")
+    multimodal_data: list[str] = Field(
+        min_length=1, max_length=N_IMAGES_MAX, description="Files in base64."
+    )
 
 
 class LlamaCompletion(schema.CompletionRequest):
@@ -28,7 +40,10 @@ class LlamaCompletion(schema.CompletionRequest):
     prompt: Annotated[  # type: ignore[assignment]
         str
         | schema.Mixed
-        | Annotated[list[str | schema.Mixed], Field(min_length=1, max_length=schema.N_PROMPTS)],
+        | MediaPrompt
+        | Annotated[
+            list[str | schema.Mixed | MediaPrompt], Field(min_length=1, max_length=schema.N_PROMPTS)
+        ],
         BeforeValidator(schema.texts_in),
     ]
     response_fields: list[str] | None = Field(
