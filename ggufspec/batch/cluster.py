@@ -234,7 +234,7 @@ def _models(task: Mapping[str, Any]) -> list[str]:
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, str]:
-    roles = ("target", "draft")
+    roles = ("target", "draft", "mmproj", "mmproj_draft")
     return {role: settings[role] for role in roles if settings.get(role) not in (None, MTP)}
 
 

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,7 +17,14 @@ from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan, LocalProcess, StartWorker
 from ggufspec.cli import ERROR, INTERRUPTED, render, shared, text_settings
-from ggufspec.cli.loading import LateBars, PairOptions, late_bars, room_for_drafts, usual_text
+from ggufspec.cli.loading import (
+    LateBars,
+    PairOptions,
+    late_bars,
+    room_for_drafts,
+    usual_text,
+    wants_projector,
+)
 from ggufspec.cli.option_values import PATH
 from ggufspec.cli.options import added, gathered, load_options, options
 from ggufspec.common.facts import counted, plain
@@ -24,8 +32,10 @@ from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, read_prompts
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.engine.options import file_sampling
+from ggufspec.errors import PromptError
 from ggufspec.models.head_facts import MTP
 from ggufspec.models.header import read_header
+from ggufspec.models.projectors import projector_beside
 
 _GENERATING = "Generating"
 # Options that do not change texts, and what follows from the prompts.
@@ -37,7 +47,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap", "usual_text")
 @shared.pair_options("target", "draft", "offline", "yes", draft={"more": shared.LOOKUP})
 @gathered("planned", *options("planned"))
 @text_settings.text_options(*options("text", "temperature", "max_tokens", "stop", "ignore_eos"))
-@load_options("texts")
+@load_options("texts", "images")
 @added(*options("batch"))
 def command(
     prompt_file: Path,
@@ -82,9 +92,12 @@ def command(
     if address is not None:
         check(address)
     prompts = read_prompts(prompt_file)[:limit]
-    texts = ["".join([*prompt.turns, *map(str, prompt.messages)]) for prompt in prompts]
+    texts = [prompt.text for prompt in prompts]
     load_settings["usual_text"] = usual_text(texts, settings["max_tokens"])
-    target, draft = pair.find()
+    load_settings["mmproj_auto"] &= any(prompt.has_images for prompt in prompts)
+    target, draft = pair.find(projector=wants_projector(load_settings))
+    if any(prompt.has_images for prompt in prompts):
+        prompts = _with_images(prompts, target, load_settings)
     found = file_sampling(read_header(target).values)
     settings = text_settings.with_file_sampling(settings, found, verbose=verbose)
     plan = BatchPlan(
@@ -109,6 +122,28 @@ def command(
     return _end(prompts, results, output, is_finished=is_finished)
 
 
+def _with_images(
+    prompts: Sequence[Prompt], target: Path, load_settings: dict[str, Any]
+) -> list[Prompt]:
+    """The prompts with the files of their images in them, which are checked.
+
+    Adds the projector of the target to `load_settings`. Raises PromptError, also without one.
+    """
+    from ggufspec.engine.images import NO_PROJECTOR, with_files
+
+    found = []
+    for prompt in prompts:
+        try:
+            found.append(replace(prompt, messages=with_files(prompt.messages)))
+        except PromptError as error:
+            raise PromptError(f"prompt {prompt.name}: {error}") from error
+    if load_settings["mmproj"] is None and load_settings["mmproj_auto"]:
+        load_settings["mmproj"] = projector_beside(target)
+    if load_settings["mmproj"] is None:
+        raise PromptError(NO_PROJECTOR)
+    return found
+
+
 def _results(
     plan: BatchPlan, prompts: Sequence[Prompt], output: Path, *, resume: bool, retry_failed: bool
 ) -> BatchResults:
@@ -116,6 +151,8 @@ def _results(
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     for name in ("lora", "lora_draft"):
         load[name] = [[_identity(path), scale] for path, scale in plan.load[name]]
+    for name in ("mmproj", "mmproj_draft"):
+        load[name] = plan.load[name] and _identity(plan.load[name])
     settings = {
         "target": _identity(plan.target),
         "draft": plan.draft if plan.draft in (None, MTP) else _identity(plan.draft),

@@ -56,7 +56,7 @@ _FULL = (
 @click.command(name="chat", cls=shared.SectionedCommand)
 @shared.pair_options("target", "draft", "offline", "yes", draft={"more": shared.LOOKUP})
 @text_settings.text_options(*options("text"))
-@load_options("texts", "chats")
+@load_options("texts", "chats", "images")
 @added(*options("chat"), *options("output", "color"), *options("run", "verbose"))
 def command(
     pair: PairOptions,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @shared.pair_options("target", "draft", "offline", "yes", draft={"more": shared.LOOKUP})
 @gathered("asked", *options("asked"))
 @text_settings.text_options(*options("text"))
-@load_options("texts", "chats", chat_template={"more": "Implies --chat."})
+@load_options("texts", "chats", "images", chat_template={"more": "Implies --chat."})
 @added(*options("output", "color", "as_json"), *options("run"))
 def command(
     pair: PairOptions,

@@ -49,7 +49,7 @@ _N_CTX = (
     make=text_settings.to_generate,
 )
 @load_options(
-    *("texts", "chats", "serve"),
+    *("texts", "chats", "images", "serve"),
     n_ctx={"help": _N_CTX},
     n_slots={"default": defaults.SERVE_SLOTS},
     n_remembered={"default": 0},

@@ -21,7 +21,10 @@ _FORMS = {
 }
 TEXTS = ("prompt", "turns")  # all forms but "messages"
 _ID_NAMES = ("question_id", "id")
-_MESSAGE_FORM = 'give a list of {"role": ..., "content": ...} with texts'
+_MESSAGE_FORM = (
+    'give a list of {"role": ..., "content": ...} with texts, or with lists of parts of the types '
+    "text, image and image_url"
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Prompt:
     index: int = 0  # the first prompt of a file has 0
     kind: str = "prompt"
     turns: Sequence[str] = ()
-    messages: Sequence[Mapping[str, str]] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
     id: str | int | None = None
     id_name: str = "id"  # the name that the file has for it
     category: str = ""
@@ -50,6 +53,22 @@ class Prompt:
     def label(self) -> dict[str, str | int]:
         """The id under the name that the file has for it; empty without an id."""
         return {} if self.id is None else {self.id_name: self.id}
+
+    @property
+    def text(self) -> str:
+        """All texts of turns and messages."""
+        parts = [part.get("text", "") for part in self._parts]
+        contents = [each["content"] for each in self.messages if isinstance(each["content"], str)]
+        return "".join([*self.turns, *contents, *parts])
+
+    @property
+    def has_images(self) -> bool:
+        return any(part["type"] != "text" for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Mapping[str, Any]]:
+        contents = [each["content"] for each in self.messages]
+        return [part for content in contents if isinstance(content, list) for part in content]
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> Prompt:
@@ -155,11 +174,27 @@ def _id(fields: Mapping[str, Any], where: str) -> tuple[str, str | int | None]:
     return name, given
 
 
-def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
+def _messages(messages: object, where: str) -> tuple[dict[str, Any], ...]:
     names = ("role", "content")
     if not isinstance(messages, list) or not messages:
         raise PromptError(f"{where} has no conversation in 'messages'; {_MESSAGE_FORM}")
     for i, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not all(isinstance(message.get(n), str) for n in names):
+        if not (
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and _is_content(message.get("content"))
+        ):
             raise PromptError(f"message {i} of {where} cannot be used; {_MESSAGE_FORM}")
     return tuple({name: message[name] for name in names} for message in messages)
+
+
+def _is_content(content: object) -> bool:
+    parts = content if isinstance(content, list) else ()
+    return isinstance(content, str) or (bool(parts) and all(map(_is_part, parts)))
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    is_text = part.get("type") == "text" and isinstance(part.get("text"), str)
+    return is_text or part.get("type") in ("image", "image_url")

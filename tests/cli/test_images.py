@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,36 @@ def test_a_chat_takes_an_image_keeps_it_and_saves_it(
         failed = command("chat", *how, stdin=f"/image {argument}".encode())
         assert failed.code == ERROR
         assert why in failed.err
+
+
+def test_a_batch_reads_images(command: Command, seeing: Path, picture: Path) -> None:
+    encoded = base64.b64encode(picture.read_bytes()).decode()
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
+    prompts, output = picture.with_name("prompts.jsonl"), picture.with_name("out.jsonl")
+
+    def write(*parts: object) -> None:
+        contents = [[part, {"type": "text", "text": "what"}] for part in parts]
+        lines = [{"messages": [{"role": "user", "content": content}]} for content in contents]
+        prompts.write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+    how = ("batch", prompts, "-o", output, "-m", seeing, "-n", "8", "--temp", "0", "-t", "1")
+    write({"type": "image", "path": str(picture)}, url)
+    done = command(*how)
+    assert done.code == 0, done.err
+    texts = [json.loads(line)["text"] for line in output.read_text().splitlines()]
+    assert texts == [wanted(seeing, picture)] * 2
+    output.unlink()
+    for parts, more, why in (
+        ([url], ["--no-mmproj"], "reads no images"),
+        ([url, {"type": "image", "path": "/nowhere.png"}], [], "prompt 2: "),
+        ([{"type": "image", "path": str(seeing)}], [], "should be an image"),
+        ([{"type": "video", "url": "a"}], [], "message 1 of line 1"),
+    ):
+        write(*parts)
+        refused = command(*how, *more)
+        assert refused.code == ERROR
+        assert why in refused.err
+        assert not output.exists(), "nothing is computed"
 
 
 def test_plan_counts_the_projectors(command: Command, seeing: Path, tmp_path: Path) -> None:
