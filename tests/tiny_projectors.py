@@ -4,81 +4,89 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import tiny
-from tiny_file import Tensors, Weights
+from tiny_file import Header, Tensors, Weights, write_gguf
 
 _N_EMBD, _N_HEAD, _PATCH = 32, 2, 4  # of the vision tower
 _N_TEXT = 32  # width of the model
+_HALVED = {"vision.projector.scale_factor": 2}  # a cell for each 2 x 2 patches
 
 
 def _layer(weights: Weights, prefix: str, *, fused: bool) -> Tensors:
     n = _N_EMBD
     shapes = {"attn_out": (n, n), "ffn_up": (2 * n, n), "ffn_down": (n, 2 * n)}
     shapes |= {"attn_qkv": (3 * n, n)} if fused else {f"attn_{of}": (n, n) for of in "qkv"}
-    tensors: Tensors = {}
+    tensors: Tensors = _norm(f"{prefix}.ln1") | _norm(f"{prefix}.ln2")
     for name, (n_out, n_in) in shapes.items():
         full = f"{prefix}.{name}"
         tensors[f"{full}.weight"] = weights.matrix(full, n_out, n_in)
         tensors[f"{full}.bias"] = weights.normal(f"{full}.bias", n_out, deviation=0.1)
-    for norm in ("ln1", "ln2"):
-        tensors[f"{prefix}.{norm}.weight"] = np.ones(n, np.float32)
-        tensors[f"{prefix}.{norm}.bias"] = np.zeros(n, np.float32)
     return tensors
 
 
 def _written(
-    path: Path, kind: str, tensors: Tensors, weights: Weights, *, fused: bool = False, **facts: Any
+    path: Path,
+    kind: str,
+    tensors: Tensors,
+    weights: Weights,
+    facts: Header | None = None,
+    *,
+    fused: bool = False,
+    patch: int = _PATCH,
 ) -> Path:
-    patch = facts.get("patch_size", _PATCH)
     shape = (_N_EMBD, 3, patch, patch)
-    tensors["v.patch_embd.weight"] = weights.normal("patch", *shape, deviation=0.3)
+    tensors.setdefault("v.patch_embd.weight", weights.normal("patch", *shape, deviation=0.3))
     for i in range(2):
         tensors |= _layer(weights, f"v.blk.{i}", fused=fused)
-    writer = gguf.GGUFWriter(path, "clip")
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", kind)
-    writer.add_bool("clip.use_gelu", True)
-    numbers = {
-        "image_size": 16,
-        "patch_size": _PATCH,
+    vision = {
+        "image_size": 4 * patch,
+        "patch_size": patch,
         "embedding_length": _N_EMBD,
         "feed_forward_length": 2 * _N_EMBD,
         "block_count": 2,
         "projection_dim": _N_TEXT,
         "attention.head_count": _N_HEAD,
-        **facts,
+        "attention.layer_norm_epsilon": 1e-5,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
     }
-    for name, number in numbers.items():
-        writer.add_uint32(f"clip.vision.{name}", number)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-    for name in ("image_mean", "image_std"):
-        writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
-    for name, tensor in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    header: Header = {
+        "has_vision_encoder": True,
+        "projector_type": kind,
+        "use_gelu": True,
+        **{f"vision.{name}": fact for name, fact in vision.items()},
+        **(facts or {}),
+    }
+    return write_gguf(path, "clip", header, None, tensors)
 
 
-def write_llava(path: Path, seed: int = 0, n_text: int = _N_TEXT, patch: int = _PATCH) -> Path:
+def write_llava(
+    path: Path,
+    seed: int = 0,
+    n_text: int = _N_TEXT,
+    patch: int = _PATCH,
+    facts: Header | None = None,
+) -> Path:
     """LLaVA's: a cell for each patch of 16 x 16 pixels. `n_text`: width of the model."""
-    weights, n_patches = Weights(seed), (16 // patch) ** 2
+    weights = Weights(seed)
     tensors = {
         "v.class_embd": weights.normal("class", _N_EMBD, deviation=1.0),
-        "v.position_embd.weight": weights.normal("position", n_patches + 1, _N_EMBD, deviation=0.5),
-        "v.pre_ln.weight": np.ones(_N_EMBD, np.float32),
-        "v.pre_ln.bias": np.zeros(_N_EMBD, np.float32),
+        **_positions(weights, (16 // patch) ** 2 + 1),
+        **_norm("v.pre_ln"),
         **_mlp(weights, _N_EMBD, n_text),
     }
-    return _written(path, "mlp", tensors, weights, patch_size=patch)
+    facts = {"vision.image_size": 16, **(facts or {})}
+    return _written(path, "mlp", tensors, weights, facts, patch=patch)
+
+
+def write_llava_next(path: Path) -> Path:
+    """LLaVA-NeXT's: 16 cells for each of several parts of an image, without tokens between them."""
+    return write_llava(path, facts={"vision.image_grid_pinpoints": [32, 16, 16, 32, 32, 32]})
 
 
 def write_gemma3(path: Path, seed: int = 0) -> Path:
@@ -86,51 +94,202 @@ def write_gemma3(path: Path, seed: int = 0) -> Path:
     weights = Weights(seed)
     tensors = {
         "v.patch_embd.bias": np.zeros(_N_EMBD, np.float32),
-        "v.position_embd.weight": weights.normal("position", 64, _N_EMBD, deviation=0.5),
-        "v.post_ln.weight": np.ones(_N_EMBD, np.float32),
-        "v.post_ln.bias": np.zeros(_N_EMBD, np.float32),
+        **_positions(weights, 64),
+        **_norm("v.post_ln"),
         "mm.input_projection.weight": weights.matrix("mm", _N_EMBD, _N_TEXT),
         "mm.soft_emb_norm.weight": np.ones(_N_EMBD, np.float32),
     }
-    facts = {"image_size": 32, "projector.scale_factor": 2}
-    return _written(path, "gemma3", tensors, weights, **facts)
+    return _written(path, "gemma3", tensors, weights, _HALVED | {"vision.image_size": 32})
 
 
-def write_qwen2vl(path: Path, seed: int = 0) -> Path:
-    """Qwen2-VL's: a cell for each 8 x 8 pixels, with positions by row and column."""
+def write_gemma4(path: Path, n_text: int = _N_TEXT) -> Path:
+    """Gemma 4's: at least 70 cells, which see each other, but for models of a width of 1,536."""
+    weights = Weights()
+    tensors = {
+        "v.position_embd.weight": weights.normal("position", 2, 64, _N_EMBD, deviation=0.5),
+        "mm.input_projection.weight": weights.matrix("mm", n_text, _N_EMBD),
+    }
+    return _written(path, "gemma4v", tensors, weights, _HALVED)
+
+
+def write_gemma4_causal(path: Path) -> Path:
+    return write_gemma4(path, n_text=1536)
+
+
+def write_gemma4_unified(path: Path) -> Path:
+    """That of Gemma 4's models without a vision tower of their own."""
+    weights, n_patch = Weights(), 3 * (2 * _PATCH) ** 2
+    tensors = {
+        "v.patch_embd.weight": weights.matrix("patch", _N_EMBD, n_patch),
+        "v.patch_embd.bias": np.zeros(_N_EMBD, np.float32),
+        "v.position_embd.weight": weights.normal("position", 2, 64, _N_EMBD, deviation=0.5),
+        **_norm("v.patch_norm.1", n_patch),
+        **_norm("v.patch_norm.2"),
+        **_norm("v.patch_norm.3"),
+        "mm.input_projection.weight": weights.matrix("mm", _N_TEXT, _N_EMBD),
+    }
+    return _written(path, "gemma4uv", tensors, weights, _HALVED)
+
+
+def write_qwen2vl(
+    path: Path,
+    seed: int = 0,
+    *,
+    kind: str = "qwen2vl_merger",
+    facts: Header | None = None,
+    patch: int = _PATCH,
+) -> Path:
+    """Qwen2-VL's: a cell for each 2 x 2 patches, with positions by row and column."""
     weights = Weights(seed)
-    shape = (_N_EMBD, 3, _PATCH, _PATCH)
+    shape = (_N_EMBD, 3, patch, patch)
     tensors = {
         "v.patch_embd.weight.1": weights.normal("patch 1", *shape, deviation=0.3),
-        "v.post_ln.weight": np.ones(_N_EMBD, np.float32),
-        "v.post_ln.bias": np.zeros(_N_EMBD, np.float32),
+        **_norm("v.post_ln"),
         **_mlp(weights, 4 * _N_EMBD, _N_TEXT),
     }
-    return _written(path, "qwen2vl_merger", tensors, weights)
+    return _written(path, kind, tensors, weights, facts, patch=patch)
 
 
-def write_qwen3vl(path: Path, seed: int = 0) -> Path:
-    """Qwen3-VL's, without deepstack, as for Qwen 3.5."""
-    weights = Weights(seed)
+def write_qwen25vl(path: Path) -> Path:
+    """Qwen2.5-VL's: every second layer sees windows of 2 x 2 cells."""
+    facts = {"vision.n_wa_pattern": 2}
+    return write_qwen2vl(path, kind="qwen2.5vl_merger", facts=facts, patch=28)
+
+
+def write_qwen3vl(path: Path, seed: int = 0, deepstack: Iterable[int] = ()) -> Path:
+    """Qwen3-VL's; without deepstack, as for Qwen 3.5.
+
+    `deepstack`: layers whose states widen the embeddings, for the model's first layers.
+    """
+    weights, n = Weights(seed), 4 * _N_EMBD
     shape = (_N_EMBD, 3, _PATCH, _PATCH)
     tensors = {
         "v.patch_embd.weight.1": weights.normal("patch 1", *shape, deviation=0.3),
         "v.patch_embd.bias": np.zeros(_N_EMBD, np.float32),
-        "v.position_embd.weight": weights.normal("position", 16, _N_EMBD, deviation=0.5),
-        "v.post_ln.weight": np.ones(_N_EMBD, np.float32),
-        "v.post_ln.bias": np.zeros(_N_EMBD, np.float32),
-        **_mlp(weights, 4 * _N_EMBD, _N_TEXT),
+        **_positions(weights, 16),
+        **_norm("v.post_ln"),
+        **_mlp(weights, n, _N_TEXT),
     }
+    for i in deepstack:
+        tensors |= _norm(f"v.deepstack.{i}.norm", n)
+        tensors |= _linear(weights, f"v.deepstack.{i}.fc1", n, n)
+        tensors |= _linear(weights, f"v.deepstack.{i}.fc2", _N_TEXT, n, gain=2.0)
     return _written(path, "qwen3vl_merger", tensors, weights, fused=True)
 
 
-def _mlp(weights: Weights, n_in: int, n_out: int) -> Tensors:
-    return {
-        "mm.0.weight": weights.matrix("mm.0", n_in, n_in),
-        "mm.0.bias": np.zeros(n_in, np.float32),
-        "mm.2.weight": weights.matrix("mm.2", n_out, n_in, gain=2.0),
-        "mm.2.bias": np.zeros(n_out, np.float32),
+def write_qwen3vl_deepstack(path: Path) -> Path:
+    return write_qwen3vl(path, deepstack=(0, 1))
+
+
+def write_pixtral(path: Path) -> Path:
+    """Mistral Small's: a cell for each 8 x 8 pixels, and one more between rows."""
+    weights, n = Weights(), _N_EMBD
+    tensors = {
+        "v.pre_ln.weight": np.ones(n, np.float32),
+        "v.token_embd.img_break": weights.normal("break", _N_TEXT, deviation=1.0),
+        "mm.input_norm.weight": np.ones(n, np.float32),
+        "mm.patch_merger.weight": weights.matrix("merger", n, 4 * n),
+        **_linear(weights, "mm.1", n, n),
+        **_linear(weights, "mm.2", _N_TEXT, n, gain=2.0),
     }
+    return _written(path, "pixtral", tensors, weights, {"vision.spatial_merge_size": 2})
+
+
+def write_idefics3(path: Path) -> Path:
+    """SmolVLM's: four cells for each tile of 16 x 16 pixels, and for the whole image."""
+    weights = Weights()
+    tensors = {
+        **_positions(weights, 16),
+        "mm.model.fc.weight": weights.matrix("fc", _N_TEXT, 4 * _N_EMBD, gain=2.0),
+    }
+    facts = _HALVED | {"vision.preproc_image_size": 32}
+    return _written(path, "idefics3", tensors, weights, facts)
+
+
+def write_internvl(path: Path) -> Path:
+    """InternVL's: four cells for each tile, and for the whole image."""
+    weights = Weights()
+    tensors = {
+        "v.class_embd": weights.normal("class", _N_EMBD, deviation=1.0),
+        **_positions(weights, 17),
+        **_norm("mm.model.mlp.0", 4 * _N_EMBD),
+        **_linear(weights, "mm.model.mlp.1", _N_EMBD, 4 * _N_EMBD),
+        **_linear(weights, "mm.model.mlp.3", _N_TEXT, _N_EMBD, gain=2.0),
+    }
+    return _written(path, "internvl", tensors, weights, _HALVED)
+
+
+def write_llama4(path: Path) -> Path:
+    """Llama 4's: four cells for each of at most 9 tiles, and for the whole image."""
+    weights, n = Weights(), _N_EMBD
+    tensors = {
+        "v.patch_embd.weight": weights.matrix("patch", n, 3 * _PATCH**2),
+        "v.class_embd": weights.normal("class", n, deviation=1.0),
+        **_positions(weights, 17),
+        "mm.model.mlp.1.weight": weights.matrix("mlp.1", n, 4 * n, gain=2.0),
+        "mm.model.mlp.2.weight": weights.matrix("mlp.2", n, n, gain=2.0),
+        "mm.model.fc.weight": weights.matrix("fc", _N_TEXT, n, gain=2.0),
+    }
+    return _written(path, "llama4", tensors, weights, _HALVED)
+
+
+def write_minicpmv(path: Path, n_text: int = 128) -> Path:
+    """MiniCPM-V 2.6's: eight cells for each part of an image; heads of 128 numbers."""
+    weights, n = Weights(), n_text
+    tensors = _positions(weights, 70 * 70) | {
+        "resampler.pos_embed_k": np.zeros((1, n), np.float32),
+        "resampler.query": weights.normal("query", 8, n, deviation=1.0),
+        "resampler.proj.weight": weights.matrix("proj", n, n, gain=2.0),
+        "resampler.kv.weight": weights.matrix("kv", n, _N_EMBD),
+    }
+    for name in ("q", "k", "v", "out"):
+        tensors |= _linear(weights, f"resampler.attn.{name}", n, n)
+    for name in ("q", "kv", "post"):
+        tensors |= _norm(f"resampler.ln_{name}", n)
+    facts = {"minicpmv_version": 3, "minicpmv_query_num": 8}
+    return _written(path, "resampler", tensors, weights, facts)
+
+
+def write_minicpmv46(path: Path) -> Path:
+    """MiniCPM-V 4.6's: four cells for each part of an image."""
+    weights, n = Weights(), 4 * _N_EMBD
+    tensors = {
+        **_positions(weights, 70 * 70),
+        **_norm("v.post_ln"),
+        **_norm("mm.input_norm", n),
+        **_linear(weights, "mm.up", n, n),
+        **_linear(weights, "mm.down", _N_TEXT, n, gain=2.0),
+    }
+    return _written(path, "minicpmv4_6", tensors, weights, _HALVED)
+
+
+def write_lfm2(path: Path, patch: int = _PATCH) -> Path:
+    """LFM2-VL's: at least 64 cells, and for large images 256 of each tile of 512 x 512 pixels."""
+    weights = Weights()
+    tensors = {
+        **_positions(weights, 16),
+        **_norm("mm.input_norm", 4 * _N_EMBD),
+        **_linear(weights, "mm.1", _N_EMBD, 4 * _N_EMBD),
+        **_linear(weights, "mm.2", _N_TEXT, _N_EMBD, gain=2.0),
+    }
+    return _written(path, "lfm2", tensors, weights, _HALVED, patch=patch)
+
+
+def _norm(name: str, n: int = _N_EMBD) -> Tensors:
+    return {f"{name}.weight": np.ones(n, np.float32), f"{name}.bias": np.zeros(n, np.float32)}
+
+
+def _linear(weights: Weights, name: str, n_out: int, n_in: int, gain: float = 1.0) -> Tensors:
+    weight = weights.matrix(name, n_out, n_in, gain=gain)
+    return {f"{name}.weight": weight, f"{name}.bias": np.zeros(n_out, np.float32)}
+
+
+def _positions(weights: Weights, n: int) -> Tensors:
+    return {"v.position_embd.weight": weights.normal("position", n, _N_EMBD, deviation=0.5)}
+
+
+def _mlp(weights: Weights, n_in: int, n_out: int) -> Tensors:
+    return _linear(weights, "mm.0", n_in, n_in) | _linear(weights, "mm.2", n_out, n_in, gain=2.0)
 
 
 def write_qwen2vl_model(path: Path, *, n_layer: int = 2, **how: Any) -> Path:

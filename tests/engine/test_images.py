@@ -13,6 +13,7 @@ import pytest
 import tiny
 import tiny_projectors
 from greedy import assert_same
+from tiny_image_models import KINDS
 from tiny_projectors import PAIRS, png
 
 import ggufspec
@@ -159,6 +160,24 @@ def test_an_image_changes_the_text_and_its_place_counts(engine: Engine) -> None:
         for images in ((one,), (two,), (one, two), (two, one))
     ]
     assert len({*texts}) == 4
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - PAIRS.keys()))
+def test_drafts_without_the_tokens_around_images_change_nothing(kind: str, tmp_path: Path) -> None:
+    write_projector, write_model = KINDS[kind]
+    file, target = write_projector(tmp_path / "mmproj.gguf"), write_model(tmp_path / "target.gguf")
+    draft = tiny.write_llama(tmp_path / "draft.gguf", seed=1)
+    with ggufspec.load(target, draft, mmproj=file, **{**HOW, "n_ctx": 512}) as engine:
+        first = said("what?", png(40, 24), png(16, 16))
+        prompt = engine.render([first])
+        plain = engine.generate(prompt, drafter="none", **GREEDY)
+        for drafter in ("model", "ngram"):
+            found = engine.generate(prompt, drafter=drafter, n_draft=4, **GREEDY)
+            assert_same(engine, prompt, found.tokens, plain.tokens, **GREEDY)
+        assert n_encoded(engine) == 2
+        again = engine.chat([first, said("and?")], **GREEDY)
+        assert n_encoded(engine) == 2
+        assert again.stats.n_prompt_reused >= len(prompt) - 1
 
 
 def test_a_model_without_positions_for_images_is_refused(tmp_path: Path) -> None:

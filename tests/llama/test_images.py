@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tiny_projectors
 from plain_context import assert_same, plain_context
+from tiny_image_models import KINDS
 from tiny_projectors import PAIRS, png
 
 from ggufspec.decoding.types import Logits
@@ -34,14 +35,14 @@ from ggufspec.llama.session import LlamaSession
 
 BEFORE, AFTER = [1, 20, 30, 40, 50], [60, 70, 80]
 FILE = png(40, 24)
+N_CTX = 512
 
 Loaded = tuple[Model, Projector]
 
 
-@pytest.fixture(scope="module", params=PAIRS)
-def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    folder = tmp_path_factory.mktemp(request.param)
-    write_projector, write_model = PAIRS[request.param]
+@contextmanager
+def opened(kind: str, folder: Path) -> Iterator[Loaded]:
+    write_projector, write_model = KINDS[kind]
     file = write_projector(folder / "mmproj.gguf")
     with (
         closing(Model(write_model(folder / "model.gguf"))) as model,
@@ -50,17 +51,30 @@ def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         yield model, projector
 
 
+@pytest.fixture(scope="module", params=PAIRS)
+def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    with opened(request.param, tmp_path_factory.mktemp("files")) as found:
+        yield found
+
+
 @pytest.fixture
 def context(loaded: Loaded) -> Iterator[Context]:
+    with context_of(loaded) as made:
+        yield made
+
+
+@contextmanager
+def context_of(loaded: Loaded, **options: Any) -> Iterator[Context]:
     model, projector = loaded
-    with closing(plain_context(model, n_ctx=256, n_rows=8, n_sequences=2)) as made:
+    options = {"n_ctx": 256, "n_rows": 8, "n_sequences": 2, **options}
+    with closing(plain_context(model, **options)) as made:
         made.projector, made.native.has_images = projector, True
         yield made
 
 
 def by_helper(model: Model, projector: Projector, parts: Sequence[list[int] | bytes]) -> Logits:
     """The logits after tokens and image files, by mtmd_helper_eval_chunk_single."""
-    with closing(plain_context(model, n_ctx=256)) as context:
+    with closing(plain_context(model, n_ctx=N_CTX)) as context:
         n_past = ctypes.c_int32(0)
         for part in parts:
             if isinstance(part, list):
@@ -96,16 +110,18 @@ def _decode_at(context: Context, tokens: list[int], position: int) -> None:
     llama_cpp.llama_batch_free(batch)
 
 
-def test_logits_are_those_of_libmtmd(loaded: Loaded, context: Context) -> None:
-    model, projector = loaded
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_libmtmd(kind: str, tmp_path: Path) -> None:
     other = png(16, 32, seed=1)
-    tokens = [*BEFORE, *projector.read(FILE), *AFTER, *projector.read(other), *AFTER]
-    kept = projector.encode(tokens)
-    assert len(kept) == 2
-    rows = LlamaSession(context).score(tokens)
-    assert_same(rows, by_helper(model, projector, [BEFORE, FILE, AFTER, other, AFTER]))
-    wrong = by_helper(model, projector, [BEFORE, other, AFTER, FILE, AFTER])
-    assert np.abs(rows - wrong).max() > 0.05
+    with opened(kind, tmp_path) as (model, projector):
+        tokens = [*BEFORE, *projector.read(FILE), *AFTER, *projector.read(other), *AFTER]
+        kept = projector.encode(tokens)
+        assert len(kept) == len(images_in(tokens))
+        with context_of((model, projector), n_ctx=N_CTX) as context:
+            rows = LlamaSession(context).score(tokens).copy()
+        assert_same(rows, by_helper(model, projector, [BEFORE, FILE, AFTER, other, AFTER]))
+        wrong = by_helper(model, projector, [BEFORE, other, AFTER, FILE, AFTER])
+        assert np.abs(rows - wrong).max() > 0.05
 
 
 @pytest.fixture
@@ -160,12 +176,9 @@ def test_rows_of_drafts_behind_an_image_are_those_of_longer_texts(
 def test_trees_behind_an_image_have_the_rows_of_their_paths(
     loaded: Loaded, texts: tuple[list[int], list[int]]
 ) -> None:
-    model, projector = loaded
-    options = {"n_ctx": 256, "n_rows": 8, "n_sequences": 2, "n_leaves": 3}
-    with closing(plain_context(model, **options)) as context:
+    with context_of(loaded, n_leaves=3) as context:
         if not context.reads_trees:
             pytest.skip("this model reads chains only")
-        context.projector, context.native.has_images = projector, True
         session, text = LlamaSession(context), texts[0]
         tree, parents = [90, 91, 92, 93, 94], [-1, 0, -1, 2, 2]
         paths: list[list[int]] = [[], [90], [90, 91], [92], [92, 93], [92, 94]]
