@@ -165,6 +165,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     kinds: list[tuple[type, Any]] = [  # a bool is an int, a float64 a float
         (bool, writer.add_bool),
         (int, writer.add_uint32),
+        (np.int32, writer.add_int32),
         (np.float64, writer.add_float64),
         (float, writer.add_float32),
         (str, writer.add_string),

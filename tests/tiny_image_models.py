@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,6 @@ def write_qwen35(path: Path) -> Path:
 
 def write_qwen2vl(path: Path) -> Path:
     return projectors.write_qwen2vl_model(path, vocab=VOCAB, n_ctx_train=2048)
-
-
-def write_minicpm(path: Path) -> Path:
-    return write_llama(path, n_embd=128)
 
 
 def write_mistral3(path: Path) -> Path:
@@ -160,7 +157,11 @@ def write_gemma4(path: Path, n_embd: int = _N_EMBD) -> Path:
 
     facts = {
         "feed_forward_length": n_ff,
-        **{f"attention.{of}_length{kind}": _HEAD for of in ("key", "value") for kind in ("", "_swa")},
+        **{
+            f"attention.{of}_length{kind}": _HEAD
+            for of in ("key", "value")
+            for kind in ("", "_swa")
+        },
         "rope.dimension_count": _HEAD,
         "rope.dimension_count_swa": _HEAD,
         "embedding_length_per_layer_input": n_own,
@@ -171,10 +172,6 @@ def write_gemma4(path: Path, n_embd: int = _N_EMBD) -> Path:
     return _random(path, "gemma4", layer, facts, n_embd=n_embd, ends=ends)
 
 
-def write_gemma4_causal(path: Path) -> Path:
-    return write_gemma4(path, n_embd=1536)
-
-
 def _llama_layer(weights: Weights, i: int) -> Tensors:
     return weights.llama_layer(f"blk.{i}", _N_EMBD)
 
@@ -183,15 +180,28 @@ def _llama_layer(weights: Weights, i: int) -> Tensors:
 KINDS: dict[str, tuple[Callable[..., Path], Callable[..., Path]]] = projectors.PAIRS | {
     "llava-next": (projectors.write_llava_next, write_llama),
     "gemma4v": (projectors.write_gemma4, write_gemma4),
-    "gemma4v causal": (projectors.write_gemma4_causal, write_gemma4_causal),
+    "gemma4v causal": (
+        partial(projectors.write_gemma4, n_text=1536),
+        partial(write_gemma4, n_embd=1536),
+    ),
     "gemma4uv": (projectors.write_gemma4_unified, write_gemma4),
     "qwen2.5vl_merger": (projectors.write_qwen25vl, write_qwen2vl),
-    "qwen3vl_merger deepstack": (projectors.write_qwen3vl_deepstack, write_qwen3vl),
+    "qwen3vl_merger deepstack": (
+        partial(projectors.write_qwen3vl, deepstack=(0, 1)),
+        write_qwen3vl,
+    ),
     "pixtral": (projectors.write_pixtral, write_mistral3),
     "internvl": (projectors.write_internvl, write_llama),
     "idefics3": (projectors.write_idefics3, write_llama),
     "llama4": (projectors.write_llama4, write_llama4),
-    "resampler": (projectors.write_minicpmv, write_minicpm),
+    "resampler": (projectors.write_minicpmv, partial(write_llama, n_embd=128)),
     "minicpmv4_6": (projectors.write_minicpmv46, write_qwen35),
     "lfm2": (projectors.write_lfm2, write_lfm2),
+    "lfm2 tiles": (partial(projectors.write_lfm2, patch=16), write_lfm2),
 }
+_SIZES = {"lfm2 tiles": (1024, 600)}
+
+
+def image_for(kind: str) -> bytes:
+    """An image that a projector reads in parts, if it does so at all."""
+    return projectors.png(*_SIZES.get(kind, (40, 24)))

@@ -112,10 +112,6 @@ def write_gemma4(path: Path, n_text: int = _N_TEXT) -> Path:
     return _written(path, "gemma4v", tensors, weights, _HALVED)
 
 
-def write_gemma4_causal(path: Path) -> Path:
-    return write_gemma4(path, n_text=1536)
-
-
 def write_gemma4_unified(path: Path) -> Path:
     """That of Gemma 4's models without a vision tower of their own."""
     weights, n_patch = Weights(), 3 * (2 * _PATCH) ** 2
@@ -175,10 +171,6 @@ def write_qwen3vl(path: Path, seed: int = 0, deepstack: Iterable[int] = ()) -> P
         tensors |= _linear(weights, f"v.deepstack.{i}.fc1", n, n)
         tensors |= _linear(weights, f"v.deepstack.{i}.fc2", _N_TEXT, n, gain=2.0)
     return _written(path, "qwen3vl_merger", tensors, weights, fused=True)
-
-
-def write_qwen3vl_deepstack(path: Path) -> Path:
-    return write_qwen3vl(path, deepstack=(0, 1))
 
 
 def write_pixtral(path: Path) -> Path:
@@ -246,7 +238,7 @@ def write_minicpmv(path: Path, n_text: int = 128) -> Path:
         tensors |= _linear(weights, f"resampler.attn.{name}", n, n)
     for name in ("q", "kv", "post"):
         tensors |= _norm(f"resampler.ln_{name}", n)
-    facts = {"minicpmv_version": 3, "minicpmv_query_num": 8}
+    facts = {"minicpmv_version": np.int32(3), "minicpmv_query_num": 8}
     return _written(path, "resampler", tensors, weights, facts)
 
 

@@ -359,7 +359,9 @@ def _projectors(
 
 def _loaded(path: Path, context: Context, *, is_named: bool) -> tuple[Projector | None, str]:
     try:
-        projector = Projector(path, context.model, n_threads=context.n_threads)
+        projector = Projector(
+            path, context.model, n_threads=context.n_threads, n_batch=context.n_batch
+        )
     except ModelError as error:
         if is_named:
             raise

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec import _native
+from ggufspec.common import defaults
 from ggufspec.common.failures import log_failure
 from ggufspec.common.files import fingerprint_of
 from ggufspec.common.image_files import check_image
@@ -33,7 +34,7 @@ from ggufspec.llama.image_cells import cells_of, images_in
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.vocab import meta_text
-from ggufspec.models.projectors import check_projector
+from ggufspec.models.projectors import check_projector, kind_of
 
 if TYPE_CHECKING:
     from ggufspec.llama.model import Model
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _MOST_BYTES = 512 * 2**20  # of embeddings that are kept for later turns
 _SECONDS_KEPT = 60.0  # at least, between the reading of an image and the begin of its text
 _NEED_MROPE = ("glm4", "glm4moe")
+# Their images take up to 1,120 cells, which see each other, and at least so many.
+_SCALED = {"gemma4v": 70, "gemma4uv": 70}
 
 
 @dataclass(eq=False)
@@ -81,9 +84,14 @@ class Projector:
     Any thread may call it; one image is encoded at a time. Equal images have equal cells.
     """
 
-    def __init__(self, path: Path, model: Model, *, n_threads: int) -> None:
-        """Raises ModelError for a file that is no projector, or one for another model."""
-        check_projector(path)
+    def __init__(
+        self, path: Path, model: Model, *, n_threads: int, n_batch: int = defaults.N_BATCH
+    ) -> None:
+        """`n_batch`: of the context; images whose cells see each other are made to fit into it.
+
+        Raises ModelError for a file that is no projector, or one for another model.
+        """
+        kind = kind_of(check_projector(path))
         _check_positions(model)
         import llama_cpp.mtmd_cpp as mtmd
 
@@ -104,6 +112,8 @@ class Projector:
         if not params.use_gpu:  # there, it would wait for each few nodes
             params.cb_eval = self._eval.callback
         params.n_threads = n_threads
+        if kind in _SCALED:
+            params.image_max_tokens = max(n_batch, _SCALED[kind])
         params.print_timings = False
         params.warmup = bool(model.devices)  # reserves GPU memory; on CPUs, it takes seconds
         with listening() as heard:
@@ -113,7 +123,7 @@ class Projector:
                     f"llama.cpp does not load the projector {path}: it is damaged, or not made for "
                     f"{model.path.name}; leave it out (--no-mmproj).\n{heard.complaints()}"
                 )
-        # Whether each cell sees only the cells before it: not in Gemma 3's images.
+        # Whether each cell sees only the cells before it: not in Gemma's images.
         self.is_causal = not mtmd.mtmd_decode_use_non_causal(self._pointer, None)
         self._uses_mrope = bool(mtmd.mtmd_decode_use_mrope(self._pointer))
         end_threads()
@@ -246,8 +256,12 @@ class Projector:
                 raise PromptError(
                     f"the projector cannot read an image (code {code}).\n{heard.complaints()}"
                 )
-            for i, chunk in enumerate(self._chunks(image)):
-                image.tokens += self._tokens_of(chunk, key + bytes([i % 256, i // 256]))
+            try:
+                for i, chunk in enumerate(self._chunks(image)):
+                    image.tokens += self._tokens_of(chunk, key + bytes([i % 256, i // 256]))
+            except PromptError:
+                self._free(image)
+                raise
         return image
 
     def _read_by_draft(self, data: bytes, image: _Image) -> _Image | None:
@@ -274,7 +288,13 @@ class Projector:
         if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
             n = ctypes.c_size_t()
             found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))
-            return list(found[: n.value])
+            tokens: list[int] = found[: n.value]
+            if min(tokens, default=0) < 0:
+                raise PromptError(
+                    "the model has no tokens for the parts of an image that its projector asks "
+                    "for; use the projector that was made for the model"
+                )
+            return tokens
         n_cells = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
         return cells_of(name, n_cells, mtmd.mtmd_input_chunk_get_n_pos(chunk))
 
@@ -292,15 +312,20 @@ class Projector:
                 if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
                     continue
                 n = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
-                with self._eval.during(tick):
-                    code = mtmd.mtmd_encode_chunk(at, chunk)
-                if code:
-                    raise PromptError(
-                        f"the projector could not encode an image (code {code}).\n"
-                        f"{heard.complaints()}"
-                    )
-                values = mtmd.mtmd_get_output_embd(at)
-                rows = np.ctypeslib.as_array(values, (n, self._made_for.width)).copy()
+                for _ in range(2):  # Pixtral's breaks of rows are memory times 0, at first NaN
+                    with self._eval.during(tick):
+                        code = mtmd.mtmd_encode_chunk(at, chunk)
+                    if code:
+                        raise PromptError(
+                            f"the projector could not encode an image (code {code}).\n"
+                            f"{heard.complaints()}"
+                        )
+                    values = mtmd.mtmd_get_output_embd(at)
+                    rows = np.ctypeslib.as_array(values, (n, self._made_for.width)).copy()
+                    if np.isfinite(rows).all():
+                        break
+                else:
+                    raise PromptError("the projector computes no numbers for an image")
                 is_causal = not mtmd.mtmd_decode_use_non_causal(at, chunk)
                 found.append(Encoded(next(cells), rows, self._offsets(chunk, n), is_causal))
         image.encoded = found

@@ -90,7 +90,8 @@ class LlamaSession:
         drafts: bool = False,
         cells_for: CellsFor | None = None,
     ) -> None:
-        """`n_vocab`: the width of rows, for a draft whose vocabulary has other padding.
+        """`n_vocab`: the width of rows, for a draft whose vocabulary has other tokens at its end.
+        The tokens of a text that it lacks are left out.
 
         `drafts`: this is the draft model, so each of its tokens may be dropped again.
         `cells_for`: what this model reads for the cells of an image; None: the cells.
@@ -289,7 +290,10 @@ class LlamaSession:
     def _own(self, tokens: Sequence[int]) -> array[int]:
         """The tokens of a text that this model reads."""
         tokens = token_array(tokens)
-        return tokens if self._cells_for is None else replaced(tokens, self._cells_for)
+        if self._cells_for is not None:
+            tokens = image_cells.replaced(tokens, self._cells_for)
+        n_vocab = self._context.n_vocab
+        return tokens if self._n_vocab <= n_vocab else _known(tokens, n_vocab)
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
@@ -315,6 +319,14 @@ class LlamaSession:
         n_since = self._context.n_cells(self.sequence) - self._checkpoints.last
         # A draft model decodes its tokens one by one, and states are kept within a decode only.
         return self._drafts or n_draft > self._n_droppable or n_since > _SPACING
+
+
+def _known(tokens: array[int], n_vocab: int) -> array[int]:
+    """The tokens of a text that a vocabulary has; one token of it if it has none of them."""
+    values = np.frombuffer(tokens, np.int32)
+    if not len(values) or values.max() < n_vocab:
+        return tokens
+    return array("i", values[values < n_vocab].tobytes()) or array("i", [0])
 
 
 # Of the cache: what is held once tokens were left out, so that this happens rarely ...

@@ -10,8 +10,9 @@ from ggufspec.errors import ModelError
 from ggufspec.models.header import Header, read_header
 
 ARCHITECTURE = "clip"
-# Its positions depend on how many images the prompt has before, so cells of a slot would be wrong.
-_NOT_READ = frozenset({"hunyuanvl"})
+# What they compute for an image depends on what stands before it in the prompt: for HunyuanVL, the
+# number of images; for DeepSeek 4, the number of tokens.
+_NOT_READ = frozenset({"hunyuanvl", "deepseek4v"})
 
 
 _NAME = "mmproj"

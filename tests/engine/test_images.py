@@ -13,7 +13,7 @@ import pytest
 import tiny
 import tiny_projectors
 from greedy import assert_same
-from tiny_image_models import KINDS
+from tiny_image_models import KINDS, image_for
 from tiny_projectors import PAIRS, png
 
 import ggufspec
@@ -167,8 +167,8 @@ def test_drafts_without_the_tokens_around_images_change_nothing(kind: str, tmp_p
     write_projector, write_model = KINDS[kind]
     file, target = write_projector(tmp_path / "mmproj.gguf"), write_model(tmp_path / "target.gguf")
     draft = tiny.write_llama(tmp_path / "draft.gguf", seed=1)
-    with ggufspec.load(target, draft, mmproj=file, **{**HOW, "n_ctx": 512}) as engine:
-        first = said("what?", png(40, 24), png(16, 16))
+    with ggufspec.load(target, draft, mmproj=file, **{**HOW, "n_ctx": 1024}) as engine:
+        first = said("what?", image_for(kind), png(16, 16))
         prompt = engine.render([first])
         plain = engine.generate(prompt, drafter="none", **GREEDY)
         for drafter in ("model", "ngram"):

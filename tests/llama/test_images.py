@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tiny_projectors
 from plain_context import assert_same, plain_context
-from tiny_image_models import KINDS
+from tiny_image_models import KINDS, image_for
 from tiny_projectors import PAIRS, png
 
 from ggufspec.decoding.types import Logits
@@ -35,7 +35,7 @@ from ggufspec.llama.session import LlamaSession
 
 BEFORE, AFTER = [1, 20, 30, 40, 50], [60, 70, 80]
 FILE = png(40, 24)
-N_CTX = 512
+N_CTX = 1024
 
 Loaded = tuple[Model, Projector]
 
@@ -112,15 +112,15 @@ def _decode_at(context: Context, tokens: list[int], position: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_libmtmd(kind: str, tmp_path: Path) -> None:
-    other = png(16, 32, seed=1)
+    file, other = image_for(kind), png(16, 32, seed=1)
     with opened(kind, tmp_path) as (model, projector):
-        tokens = [*BEFORE, *projector.read(FILE), *AFTER, *projector.read(other), *AFTER]
+        tokens = [*BEFORE, *projector.read(file), *AFTER, *projector.read(other), *AFTER]
         kept = projector.encode(tokens)
         assert len(kept) == len(images_in(tokens))
         with context_of((model, projector), n_ctx=N_CTX) as context:
             rows = LlamaSession(context).score(tokens).copy()
-        assert_same(rows, by_helper(model, projector, [BEFORE, FILE, AFTER, other, AFTER]))
-        wrong = by_helper(model, projector, [BEFORE, other, AFTER, FILE, AFTER])
+        assert_same(rows, by_helper(model, projector, [BEFORE, file, AFTER, other, AFTER]))
+        wrong = by_helper(model, projector, [BEFORE, other, AFTER, file, AFTER])
         assert np.abs(rows - wrong).max() > 0.05
 
 
@@ -287,3 +287,24 @@ def test_a_projector_for_another_width_is_refused(tmp_path: Path) -> None:
             Projector(file, model, n_threads=1)
         with pytest.raises(ModelError, match="is not a projector"):
             Projector(model.path, model, n_threads=1)
+
+
+def test_a_model_without_the_tokens_between_parts_of_an_image_is_refused(tmp_path: Path) -> None:
+    file = tiny_projectors.write_minicpmv(tmp_path / "mmproj.gguf")
+    path = tiny_projectors.tiny.write_llama(tmp_path / "m.gguf", n_embd=128)
+    with (
+        closing(Model(path)) as model,
+        closing(Projector(file, model, n_threads=1)) as projector,
+        pytest.raises(PromptError, match="no tokens for the parts of an image"),
+    ):
+        projector.read(FILE)
+
+
+def test_images_whose_cells_see_each_other_fit_into_a_batch(tmp_path: Path) -> None:
+    write_projector, write_model = KINDS["gemma4v"]
+    file, large = write_projector(tmp_path / "mmproj.gguf"), png(400, 300)
+    with closing(Model(write_model(tmp_path / "model.gguf"))) as model:
+        for n_batch, least in ((16, 70), (128, 100), (2048, 1000)):
+            with closing(Projector(file, model, n_threads=1, n_batch=n_batch)) as projector:
+                (cells,) = images_in(projector.read(large))
+                assert least <= len(cells) <= max(n_batch, 80)
