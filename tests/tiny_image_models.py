@@ -199,7 +199,7 @@ KINDS: dict[str, tuple[Callable[..., Path], Callable[..., Path]]] = projectors.P
     "lfm2": (projectors.write_lfm2, write_lfm2),
     "lfm2 tiles": (partial(projectors.write_lfm2, patch=16), write_lfm2),
 }
-_SIZES = {"lfm2 tiles": (1024, 600)}
+_SIZES = {"lfm2 tiles": (1088, 544)}
 
 
 def image_for(kind: str) -> bytes:

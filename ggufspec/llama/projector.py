@@ -38,6 +38,7 @@ from ggufspec.models.projectors import check_projector, kind_of
 
 if TYPE_CHECKING:
     from ggufspec.llama.model import Model
+    from ggufspec.models.header import Header
 
 _MOST_BYTES = 512 * 2**20  # of embeddings that are kept for later turns
 _SECONDS_KEPT = 60.0  # at least, between the reading of an image and the begin of its text
@@ -91,7 +92,8 @@ class Projector:
 
         Raises ModelError for a file that is no projector, or one for another model.
         """
-        kind = kind_of(check_projector(path))
+        header = check_projector(path)
+        kind = kind_of(header)
         _check_positions(model)
         import llama_cpp.mtmd_cpp as mtmd
 
@@ -99,6 +101,7 @@ class Projector:
         self._mtmd: Any = mtmd
         self._name = fingerprint_of([path]).encode()
         self._made_for = _made_for(model)
+        self._row_break = _row_break(header)
         self._lock = threading.Lock()
         self._images = OrderedDict[bytes, _Image]()  # by hash, the latest last
         self._of_cells = WeakValueDictionary[bytes, _Image]()
@@ -312,20 +315,16 @@ class Projector:
                 if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
                     continue
                 n = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
-                for _ in range(2):  # Pixtral's breaks of rows are memory times 0, at first NaN
-                    with self._eval.during(tick):
-                        code = mtmd.mtmd_encode_chunk(at, chunk)
-                    if code:
-                        raise PromptError(
-                            f"the projector could not encode an image (code {code}).\n"
-                            f"{heard.complaints()}"
-                        )
-                    values = mtmd.mtmd_get_output_embd(at)
-                    rows = np.ctypeslib.as_array(values, (n, self._made_for.width)).copy()
-                    if np.isfinite(rows).all():
-                        break
-                else:
-                    raise PromptError("the projector computes no numbers for an image")
+                with self._eval.during(tick):
+                    code = mtmd.mtmd_encode_chunk(at, chunk)
+                if code:
+                    raise PromptError(
+                        f"the projector could not encode an image (code {code}).\n"
+                        f"{heard.complaints()}"
+                    )
+                values = mtmd.mtmd_get_output_embd(at)
+                rows = np.ctypeslib.as_array(values, (n, self._made_for.width)).copy()
+                self._mend(rows)
                 is_causal = not mtmd.mtmd_decode_use_non_causal(at, chunk)
                 found.append(Encoded(next(cells), rows, self._offsets(chunk, n), is_causal))
         image.encoded = found
@@ -347,6 +346,14 @@ class Projector:
             return
         for each, in_draft in zip(image.encoded, image.of_draft.encoded, strict=True):
             each.in_draft = in_draft
+
+    def _mend(self, rows: NDArray[np.float32]) -> None:
+        """Write Pixtral's breaks of rows where llama.cpp multiplied NaN in unset memory with 0."""
+        is_wrong = ~np.isfinite(rows).all(axis=1)
+        if is_wrong.any():
+            if self._row_break is None or 2 * is_wrong.sum() >= len(rows):
+                raise PromptError("the projector computed values for an image that are no numbers")
+            rows[is_wrong] = self._row_break
 
     def _offsets(self, chunk: Any, n: int) -> array[int]:
         if not self._uses_mrope:
@@ -385,6 +392,14 @@ def _made_for(model: Model) -> _MadeFor:
     pointer = model.pointer
     width = llama_cpp.llama_model_n_embd_inp(pointer)
     return _MadeFor(meta_text(pointer, "general.architecture"), int(width))
+
+
+def _row_break(header: Header) -> NDArray[np.float32] | None:
+    name = "v.token_embd.img_break"
+    if name not in header.tensor_names or (tensor := header.tensor(name)).type != "F32":
+        return None
+    file, at = header.starts[name]
+    return np.fromfile(file, np.float32, tensor.n_values, offset=at)
 
 
 def _check_positions(model: Model) -> None:

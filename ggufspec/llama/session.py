@@ -291,7 +291,7 @@ class LlamaSession:
         """The tokens of a text that this model reads."""
         tokens = token_array(tokens)
         if self._cells_for is not None:
-            tokens = image_cells.replaced(tokens, self._cells_for)
+            tokens = replaced(tokens, self._cells_for)
         n_vocab = self._context.n_vocab
         return tokens if self._n_vocab <= n_vocab else _known(tokens, n_vocab)
 

@@ -76,3 +76,8 @@ def test_what_is_no_projector_for_images_is_refused(tmp_path: Path) -> None:
     sound = tiny.write_gguf(tmp_path / "s.gguf", "clip", {}, None, {})
     with pytest.raises(ModelError, match="not for images"):
         check_projector(sound)
+    for kind in ("hunyuanvl", "deepseek4v"):
+        facts = {"has_vision_encoder": True, "projector_type": kind}
+        file = tiny.write_gguf(tmp_path / f"{kind}.gguf", "clip", facts, None, {})
+        with pytest.raises(ModelError, match=f"of type {kind} are not supported"):
+            check_projector(file)
