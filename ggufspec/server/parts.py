@@ -91,15 +91,15 @@ def joined(content: str | Sequence[Any] | None, separator: str = "\n") -> str:
 
 def content_of(parts: str | Sequence[Any]) -> str | list[dict[str, Any]]:
     """The texts of a dialect's parts as one; with images, all texts and images."""
-    if isinstance(parts, str):
-        return parts
-    if not any(hasattr(part, "image") for part in parts):
+    if isinstance(parts, str) or not any(hasattr(part, "image") for part in parts):
         return joined(parts)
-    return [
-        part.image if hasattr(part, "image") else {"type": "text", "text": part.text}
-        for part in parts
-        if hasattr(part, "image") or hasattr(part, "text")
-    ]
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if hasattr(part, "image"):
+            found.append(part.image)
+        elif hasattr(part, "text"):
+            found.append({"type": "text", "text": part.text})
+    return found
 
 
 def image_part(url: str) -> dict[str, Any]:
