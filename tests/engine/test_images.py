@@ -167,7 +167,9 @@ def test_drafts_without_the_tokens_around_images_change_nothing(kind: str, tmp_p
     write_projector, write_model = KINDS[kind]
     file, target = write_projector(tmp_path / "mmproj.gguf"), write_model(tmp_path / "target.gguf")
     draft = tiny.write_llama(tmp_path / "draft.gguf", seed=1)
-    with ggufspec.load(target, draft, mmproj=file, **{**HOW, "n_ctx": 1024}) as engine:
+    # States of recurrent models are kept at the ends of messages.
+    more = {"n_ctx": 1024, "chat_template": TEMPLATE.replace("]{", "]</s>{") + "!"}
+    with ggufspec.load(target, draft, mmproj=file, **{**HOW, **more}) as engine:
         first = said("what?", image_for(kind), png(16, 16))
         prompt = engine.render([first])
         plain = engine.generate(prompt, drafter="none", **GREEDY)
@@ -177,7 +179,7 @@ def test_drafts_without_the_tokens_around_images_change_nothing(kind: str, tmp_p
         assert n_encoded(engine) == 2
         again = engine.chat([first, said("and?")], **GREEDY)
         assert n_encoded(engine) == 2
-        assert again.stats.n_prompt_reused >= len(prompt) - 1
+        assert again.stats.n_prompt_reused >= len(prompt) - 2
 
 
 def test_a_model_without_positions_for_images_is_refused(tmp_path: Path) -> None:
