@@ -72,7 +72,7 @@ def test_both_compute_at_the_same_time(pair: Callable[..., Engine]) -> None:
         before = sum(context.decode_seconds for context in contexts)
         stream.close()
         seconds = stream.completion.stats.seconds.prompt
-    assert before > 1.3 * seconds, "each waits in its own decode"
+    assert before > 1.1 * seconds, "one after the other, they take no less than the sum"
 
 
 def test_texts_of_several_slots_are_those_of_one(pair: Callable[..., Engine]) -> None:
