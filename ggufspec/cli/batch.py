@@ -125,16 +125,16 @@ def command(
 def _with_images(
     prompts: Sequence[Prompt], target: Path, load_settings: dict[str, Any]
 ) -> list[Prompt]:
-    """The prompts with the files of their images in them, which are checked.
+    """The prompts, whose images were checked.
 
     Adds the projector of the target to `load_settings`. Raises PromptError, also without one.
     """
-    from ggufspec.engine.images import NO_PROJECTOR, with_files
+    from ggufspec.engine.images import NO_PROJECTOR, checked
 
     found = []
     for prompt in prompts:
         try:
-            found.append(replace(prompt, messages=with_files(prompt.messages)))
+            found.append(replace(prompt, messages=checked(prompt.messages)))
         except PromptError as error:
             raise PromptError(f"prompt {prompt.name}: {error}") from error
     if load_settings["mmproj"] is None and load_settings["mmproj_auto"]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -109,22 +111,26 @@ def with_images(message: Message, paths: Sequence[Path]) -> Message:
     return {**message, "content": [*images, {"type": "text", "text": message["content"]}]}
 
 
-def with_files(messages: Sequence[Message]) -> list[Message]:
-    """The messages with their images as data URLs, each checked. Raises PromptError."""
+def checked(messages: Sequence[Message]) -> list[Message]:
+    """The messages, whose images were read and checked: paths are absolute, and have their hash.
+
+    Raises PromptError.
+    """
     check_number(sum(is_image(part) for each in messages for part in _parts(each)))
     return [
-        {**each, "content": [_with_file(part) for part in parts]} if parts else each
+        {**each, "content": [_checked(part) for part in parts]} if parts else each
         for each in messages
         for parts in [_parts(each)]
     ]
 
 
-def _with_file(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked(part: Mapping[str, Any]) -> Mapping[str, Any]:
     if not is_image(part):
         return part
     check_image(data := bytes_of(part))
-    url = f"data:;base64,{base64.b64encode(data).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    if (path := part.get("path")) is None:
+        return part
+    return {**part, "path": os.path.abspath(path), "sha256": sha256(data).hexdigest()}
 
 
 def is_image(part: Mapping[str, Any]) -> bool:
