@@ -105,9 +105,9 @@ def test_over_two_turns_target_and_draft_keep_cells_and_encode_once(other: Engin
             for slot in other.pair.slots
             if slot.draft is not None
         ]
-        assert min(max(held)) >= n_before - 1
-        n_before = len(tokens)
+        assert min(max(held)) >= n_before
         tokens += other.generate(tokens, **MODEL).tokens
+        n_before = len(tokens) - 6  # the draft has not read the last round
         n_of_draft = turn + 1 if is_smaller else 0
         found = projector.n_encoded - before[0], projector.draft.n_encoded - before[1]
         assert found == (turn + 1, n_of_draft)
