@@ -32,13 +32,13 @@ from ggufspec.errors import ClosedError, DecodeError, ModelError, PromptError
 from ggufspec.llama.eval_callback import EvalCallback
 from ggufspec.llama.image_cells import cells_of, images_in
 from ggufspec.llama.log import listening, log
+from ggufspec.llama.row_breaks import RowBreaks
 from ggufspec.llama.threadpool import end_threads
 from ggufspec.llama.vocab import meta_text
 from ggufspec.models.projectors import check_projector, kind_of
 
 if TYPE_CHECKING:
     from ggufspec.llama.model import Model
-    from ggufspec.models.header import Header
 
 _MOST_BYTES = 512 * 2**20  # of embeddings that are kept for later turns
 _SECONDS_KEPT = 60.0  # at least, between the reading of an image and the begin of its text
@@ -101,7 +101,7 @@ class Projector:
         self._mtmd: Any = mtmd
         self._name = fingerprint_of([path]).encode()
         self._made_for = _made_for(model)
-        self._row_break = _row_break(header)
+        self._breaks = RowBreaks(header)
         self._lock = threading.Lock()
         self._images = OrderedDict[bytes, _Image]()  # by hash, the latest last
         self._of_cells = WeakValueDictionary[bytes, _Image]()
@@ -324,7 +324,7 @@ class Projector:
                     )
                 values = mtmd.mtmd_get_output_embd(at)
                 rows = np.ctypeslib.as_array(values, (n, self._made_for.width)).copy()
-                self._mend(rows)
+                self._breaks.mend(rows)
                 is_causal = not mtmd.mtmd_decode_use_non_causal(at, chunk)
                 found.append(Encoded(next(cells), rows, self._offsets(chunk, n), is_causal))
         image.encoded = found
@@ -346,14 +346,6 @@ class Projector:
             return
         for each, in_draft in zip(image.encoded, image.of_draft.encoded, strict=True):
             each.in_draft = in_draft
-
-    def _mend(self, rows: NDArray[np.float32]) -> None:
-        """Write Pixtral's breaks of rows where llama.cpp multiplied NaN in unset memory with 0."""
-        is_wrong = ~np.isfinite(rows).all(axis=1)
-        if is_wrong.any():
-            if self._row_break is None or 2 * is_wrong.sum() >= len(rows):
-                raise PromptError("the projector computed values for an image that are no numbers")
-            rows[is_wrong] = self._row_break
 
     def _offsets(self, chunk: Any, n: int) -> array[int]:
         if not self._uses_mrope:
@@ -392,14 +384,6 @@ def _made_for(model: Model) -> _MadeFor:
     pointer = model.pointer
     width = llama_cpp.llama_model_n_embd_inp(pointer)
     return _MadeFor(meta_text(pointer, "general.architecture"), int(width))
-
-
-def _row_break(header: Header) -> NDArray[np.float32] | None:
-    name = "v.token_embd.img_break"
-    if name not in header.tensor_names or (tensor := header.tensor(name)).type != "F32":
-        return None
-    file, at = header.starts[name]
-    return np.fromfile(file, np.float32, tensor.n_values, offset=at)
 
 
 def _check_positions(model: Model) -> None:
