@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ggufspec.bench import llama_server
-from ggufspec.bench.llama_server import LlamaCppProgram
+from ggufspec.bench.llama_server import LlamaCppProgram, LlamaServer
 from ggufspec.common.child import exit_on_sigterm
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
@@ -34,19 +34,10 @@ _BREAKERS = "dry_sequence_breakers"
 _UNSUPPORTED = (*CONSTRAINTS, "stop", "banned_strings")  # options that no baseline supports
 
 
-class BaselineRunner(Protocol):
-    """Generates texts. `sampling_options`: the options that it supports; None: all."""
-
-    @property
-    def sampling_options(self) -> Sequence[str] | None: ...
-
-    def write(self, request: BaselineRequest) -> BaselineText: ...
-
-
 @dataclass(frozen=True)
 class Baseline:
     name: str
-    runner: BaselineRunner
+    runner: LlamaServer | PythonLlama
 
     def write(
         self, tokens: Sequence[int], *, options: Mapping[str, Any], n_tokens: int, seed: int
@@ -122,7 +113,7 @@ def _changed(given: object, usual: object, names: Sequence[str]) -> list[str]:
 
 def _runner(
     name: str, program: LlamaCppProgram, folder: Path | None
-) -> AbstractContextManager[BaselineRunner]:
+) -> AbstractContextManager[LlamaServer | PythonLlama]:
     """The runner of a baseline, for a block. Raises OptionError, OutOfMemoryError, ModelError."""
     header, of_draft = read_header(program.target), None
     if name != LLAMA_SERVER:

@@ -63,7 +63,7 @@ class LlamaServer:
     port: int
     process: subprocess.Popen[bytes]
     log: Path
-    sampling_options: Sequence[str] | None = None  # all of them
+    sampling_options: Sequence[str] | None = None  # that it supports; None: all
 
     def wait_until_ready(self, seconds: float) -> None:
         """Raise OptionError, with the end of the log, if the server ends or is not ready."""

@@ -93,12 +93,11 @@ class Measurement:
     rounds: Sequence[RoundTiming] = ()
 
     @staticmethod
-    def of_stats(stats: Stats, contender: str, prompt: str, run: int = 0) -> Measurement:
+    def of_stats(stats: Stats, contender: str, prompt: str) -> Measurement:
         """A text of the engine, without its tokens and rounds."""
         return Measurement(
             contender=contender,
             prompt=prompt,
-            run=run,
             **{name: getattr(stats, name) for name in COUNTS},
             drafted_by_position=stats.drafted_by_position,
             accepted_by_position=stats.accepted_by_position,

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 ReadLine = Callable[[str], str]  # prints a prompt, returns a line without its end; raises EOFError
 
-KEPT = (
-    *SAMPLING,
-    "dry_sequence_breakers",
-    "banned_strings",
-)  # the options that are saved with a chat
+KEPT = (*SAMPLING, "dry_sequence_breakers", "banned_strings")  # options saved with a chat
 _PROMPT, _MORE = "> ", ". "
 _QUOTES = '"""'
 _N_HISTORY = 2000  # lines that are kept

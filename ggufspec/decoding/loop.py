@@ -9,16 +9,9 @@ from collections.abc import Callable, Collection, Generator, MutableSequence
 from time import perf_counter
 
 from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
-from ggufspec.decoding.types import Ask, Drafter, Round, Scored, TargetSession, Uniforms, Verify
+from ggufspec.decoding.types import Ask, Drafter, Round, Scored, Uniforms, Verify
 
 Loop = Generator[Ask | Round, Scored | None, None]  # yields an Ask, takes a Scored, yields a Round
-
-
-def timed(session: TargetSession, ask: Ask) -> Scored:
-    """Answer an Ask with a separate pass, and time it."""
-    start = perf_counter()
-    logits = session.score(ask.tokens, ask.draft, ask.parents)
-    return Scored(logits, perf_counter() - start)
 
 
 def speculate(

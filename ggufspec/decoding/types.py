@@ -159,15 +159,6 @@ class BlockSession(Protocol):
         """
 
 
-class TargetSession(Protocol):
-    """A Session that can also score trees."""
-
-    def score(
-        self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
-    ) -> Logits:
-        """As Session.score; with `parents`, the draft is a tree: see Draft."""
-
-
 class Constraint(Protocol):
     """Says which tokens may follow. Each method takes the whole text, with its prompt."""
 

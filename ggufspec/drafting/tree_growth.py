@@ -162,7 +162,7 @@ class Growth:
             self._candidates.append(new)
 
     def _add_next(self, leaf: int) -> None:
-        if leaf >= 0 and not self._ends(leaf):
+        if leaf >= 0 and self._tokens[leaf] not in self._stop_tokens:
             value = self._values[leaf] * self._policy.mean_acceptance
             self._candidates.append(_Candidate(_Kind.NEXT, value, leaf))
 
@@ -231,6 +231,3 @@ class Growth:
             price = self._policy.step_price(len(path) - n_common - 1 + n_lost)
             self._prices[candidate.parent] = price
         return price
-
-    def _ends(self, node: int) -> bool:
-        return self._tokens[node] in self._stop_tokens

@@ -61,6 +61,8 @@ class Engine:
         """`chat_template` (Jinja) replaces that of the target's file; it is given the variables."""
         self.pair = pair
         self.scheduler = Scheduler(pair)
+        self.n_ctx, self.n_draft_max = pair.target.n_ctx, pair.n_draft_max
+        self.n_slots = pair.n_slots  # texts that can be written at the same time
         self.placement = placement  # what was decided about memory, for the user; None: nothing
         # What the target's file sets, where a text does not: see `begin`.
         self.file_sampling = file_sampling or FileSampling({})
@@ -74,19 +76,6 @@ class Engine:
         source = chat_template or model.chat_template
         for_tools = None if chat_template else model.chat_template_for_tools
         self.chat_template = self._template_of(source, for_tools) if source else None
-
-    @property
-    def n_ctx(self) -> int:
-        return self.pair.target.n_ctx
-
-    @property
-    def n_slots(self) -> int:
-        """Texts that can be written at the same time."""
-        return self.pair.n_slots
-
-    @property
-    def n_draft_max(self) -> int:
-        return self.pair.n_draft_max
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]

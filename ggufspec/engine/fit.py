@@ -54,7 +54,9 @@ class Fit:
         """Raises ModelError for files whose headers cannot be right, VocabError, OptionError."""
         header = read_header(options.target)
         check_model(header)
-        options = _with_rope(header, options)
+        keys = (*options.rope.overrides(header.architecture), *options.override_kv)
+        # The last of a key takes precedence.
+        options = replace(options, override_kv=tuple({each.key: each for each in keys}.values()))
         header = with_key_overrides(header, options.override_kv)
         self.file_sampling = file_sampling(header.values)
         adapted = with_adapters(header, options.lora)
@@ -286,12 +288,6 @@ class Fit:
             return describe(plan, self._target, self._draft, machine)
         line = describe(replace(plan, n_cpu_ffn=0), self._target, self._draft, machine)
         return f"{line}; the tensors that you named are where you put them"
-
-
-def _with_rope(header: Header, options: LoadOptions) -> LoadOptions:
-    """The options with `rope` added to the overrides; a key in override_kv takes precedence."""
-    keys = (*options.rope.overrides(header.architecture), *options.override_kv)
-    return replace(options, override_kv=tuple({each.key: each for each in keys}.values()))
 
 
 def _kept(shape: ModelShape, header: Header, overrides: Overrides | None) -> ModelShape:

@@ -86,10 +86,11 @@ class MessageForms:
         a message without text stands where a turn is missing.
         """
         turns: list[list[dict[str, Any]]] = []  # messages that become one
+        takes_developer = self._names_developer and self._probe.takes("developer")
         is_start, is_told = True, False  # only instructions so far; the last one is the user's
         for given in messages:
             message = {key: value for key, value in given.items() if value is not None}
-            if message["role"] == "developer" and not self._takes_developer():
+            if message["role"] == "developer" and not takes_developer:
                 message["role"] = "system"
             before, was_told, is_told = turns[-1][0]["role"] if turns else "", is_told, False
             if message["role"] not in _INSTRUCTIONS:
@@ -109,9 +110,6 @@ class MessageForms:
                 continue
             turns.append([message])
         return [_joined(together) for together in turns]
-
-    def _takes_developer(self) -> bool:
-        return self._names_developer and self._probe.takes("developer")
 
     def _may_follow(self, before: str, role: str) -> bool:
         """Whether this role may follow `before`; also if it is unknown what would be better."""

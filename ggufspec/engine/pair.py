@@ -74,7 +74,7 @@ class Pair:
         self.is_exact = is_exact
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         self._pid = os.getpid()
-        self._roles = target, self.draft
+        self.contexts = [context for context in (target, self.draft) if context]
         self.slots = Slots(target, self.draft, self.head, vocab_map, PromptCache(n_cache_bytes))
         self.stored_profile = stored_profile or StoredProfile()
         self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
@@ -130,10 +130,6 @@ class Pair:
                 )
         return projector.encode(tokens, progress, for_draft=for_draft)
 
-    @property
-    def contexts(self) -> list[Context]:
-        return [context for context in self._roles if context]
-
     def keep_threads(self, keeps: bool) -> None:
         """Whether the next passes use all threads, since their number may change what is written.
 
@@ -155,7 +151,7 @@ class Pair:
     @property
     def text_keys(self) -> Sequence[dict[str, object] | None]:
         """Per session of a slot: the facts that a saved text must match to be restored."""
-        return [None if each is None else text_key(each) for each in self._roles]
+        return [text_key(each) if each else None for each in (self.target, self.draft)]
 
     @property
     def chains_only(self) -> str | None:
@@ -233,8 +229,7 @@ class Pair:
         """Seconds of `decode_seconds` by whose they are, and by the number of threads."""
         return {
             name: dict(context.seconds_by_threads)
-            for name, context in zip(("target", "draft"), self._roles, strict=True)
-            if context is not None
+            for name, context in zip(("target", "draft"), self.contexts, strict=False)
         }
 
     def forget(self) -> None:
@@ -248,11 +243,10 @@ class Pair:
         costs.use(0)
         of_draft = {1: costs.step} if costs.knows_draft and self.head is None else {}
         for context, seconds, assumed in zip(
-            self._roles, (costs.sizes, of_draft), self.assumed, strict=False
+            self.contexts, (costs.sizes, of_draft), self.assumed, strict=False
         ):
-            if context is not None:
-                rows = table.rows_in(context, seconds, table.LEARNED_DEPTH)
-                table.add(table.key_in(context), rows, assumed._asdict(), replaces=True)
+            rows = table.rows_in(context, seconds, table.LEARNED_DEPTH)
+            table.add(table.key_in(context), rows, assumed._asdict(), replaces=True)
 
     def close(self) -> None:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.pair import Pair
@@ -127,9 +126,10 @@ class Passes:
 
     def _alone(self, generation: Generation, ask: Ask) -> Scored:
         session, beside = generation.session, generation.reading.beside
-        if ask.wants_rows:
-            return timed(session, ask)
         start = perf_counter()
+        if ask.wants_rows:
+            logits = session.score(ask.tokens, ask.draft, ask.parents)
+            return Scored(logits, perf_counter() - start)
         if beside is None:
             session.feed(ask.tokens)
         else:

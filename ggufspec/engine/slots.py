@@ -44,8 +44,8 @@ class Slot:
     row: PromptRow | None = None  # of its last prompt
 
     @property
-    def sessions(self) -> Sequence[SlotSession | None]:
-        return self.target, self.draft
+    def sessions(self) -> Sequence[SlotSession]:
+        return (self.target,) if self.draft is None else (self.target, self.draft)
 
     def is_continued_by(self, n_common: int) -> bool:
         """Whether a prompt that shares its first `n_common` tokens repeats or continues it."""
@@ -55,7 +55,7 @@ class Slot:
     def n_bytes(self) -> int:
         """Bytes of a copy of its cells and checkpoints, about. Raises ClosedError."""
         n_row = self.row.logits.nbytes if self.row is not None else 0
-        return n_row + sum(each.n_bytes for each in self.sessions if each is not None)
+        return n_row + sum(each.n_bytes for each in self.sessions)
 
     @property
     def last_text(self) -> array[int]:
@@ -68,21 +68,19 @@ class Slot:
         Drops other cells, such as those of rejected drafts. Raises DecodeError, ClosedError.
         """
         text = self.last_text if text is None else text
-        saved = [session.save(text) if session is not None else None for session in self.sessions]
-        return CachedText(saved[0].tokens, saved, self.row) if saved[0] is not None else None
+        target, draft = self.target.save(text), self.draft.save(text) if self.draft else None
+        return CachedText(target.tokens, (target, draft), self.row) if target is not None else None
 
     def read(self, tokens: Sequence[int]) -> None:
         """Have target and drafts process a text. Raises DecodeError, ClosedError."""
         for session in self.sessions:
-            if session is not None:
-                session.feed(tokens)
+            session.feed(tokens)
 
     def restore(self, text: CachedText) -> None:
         """Replace the slot's state by a saved text. Raises DecodeError, ClosedError."""
         self.text, self.row = None, text.row
-        for session, saved in zip(self.sessions, text.saved, strict=True):
-            if session is not None:
-                session.restore(saved)
+        for session, saved in zip(self.sessions, text.saved, strict=False):
+            session.restore(saved)
 
     def row_for(self, first: Ask) -> Logits | None:
         """The logits (1, n_vocab) for a text's first Ask, if it repeats a prompt without a draft.
@@ -98,8 +96,7 @@ class Slot:
         """Empty the slot. Raises ClosedError."""
         self.text = self.row = None
         for session in self.sessions:
-            if session is not None:
-                session.forget()
+            session.forget()
 
 
 class Slots:
@@ -233,12 +230,9 @@ class Slots:
             slot.forget()
 
     def _borrow(self, slot: Slot, tokens: Sequence[int]) -> None:
-        for mine, *theirs in zip(
-            slot.sessions, *(each.sessions for each in self._all), strict=True
-        ):
-            if mine is None:
-                continue
-            found = [(other.n_common(tokens), other) for other in theirs if other is not None]
+        of_all = zip(*(each.sessions for each in self._all), strict=True)
+        for mine, theirs in zip(slot.sessions, of_all, strict=True):
+            found = [(other.n_common(tokens), other) for other in theirs]
             n_known, other = max(found, key=lambda each: each[0])
             if n_known >= mine.n_common(tokens) + _N_WORTH_BORROWING:
                 mine.borrow(other.sequence, tokens[:n_known])

@@ -106,6 +106,8 @@ class LlamaSession:
         self._n_droppable = context.n_droppable
         self._checkpoints = Checkpoints(context, sequence)
         self._short = ShortCache(context, sequence) if context.options.n_kept else None
+        # Whether a saved text cannot be continued from a shorter prefix of it.
+        self.is_cut_by_saving = context.model.has_windows
         self._n_firm = 0  # see saved_text.n_firm
         self._n_fed = 0  # tokens of the last prompt
 
@@ -220,7 +222,7 @@ class LlamaSession:
             return None
         saved = saved._replace(checkpoints=self._checkpoints.saved[:])
         place = self._n_fed - _N_DROPPED
-        if self._context.model.has_windows and self._n_firm < place < saved.n_least:
+        if self.is_cut_by_saving and self._n_firm < place < saved.n_least:
             self._context.truncate(place, self.sequence)
             self._checkpoints.save()
             saved = saved._replace(checkpoints=self._checkpoints.saved[-_N_WINDOWS:])
@@ -233,11 +235,6 @@ class LlamaSession:
         if self._short is not None:
             return 0
         return self._context.n_bytes(self.sequence) + self._checkpoints.n_bytes
-
-    @property
-    def is_cut_by_saving(self) -> bool:
-        """Whether a saved text cannot be continued from a shorter prefix of it."""
-        return self._context.model.has_windows
 
     def restore(self, saved: SavedText | None) -> None:
         """Replace the state by a saved one. Raises DecodeError, ClosedError."""

@@ -124,7 +124,8 @@ class ThreadCount:
         least = passes.least[n_tokens]
         self._lost = max(self._lost + seconds - _USUAL * least, 0.0)
         self.is_usual = seconds <= _DISTURBED * least
-        if self._lost > _N_LOST * self._patience * least and self._n > 1:
+        patience = min(2**self._n_failed, _MOST_PATIENCE)
+        if self._lost > _N_LOST * patience * least and self._n > 1:
             self._try(self._n // 2 if self._n_failed % 2 else self._n - 1)
         elif self._n < self.n_most and (n_more := self._more()) > self._n:
             self._try(n_more)
@@ -135,10 +136,6 @@ class ThreadCount:
         if n_free is not None and n_free < self._n:
             self._n, self._n_failed, self._lost = n_free, 0, 0.0
             self._passes.setdefault(n_free, _Passes()).forget_level()
-
-    @property
-    def _patience(self) -> int:
-        return int(min(2**self._n_failed, _MOST_PATIENCE))
 
     def _try(self, n: int) -> None:
         self._trial, self._n, self.is_usual = _Trial(self._n), n, False

@@ -201,15 +201,9 @@ def _is_known(wanted: _Wanted) -> bool:
 
 
 def _measured(model: Model, text: UsualText) -> _Wanted:
-    """The rows of a model, which another process may have stored meanwhile."""
-    if not _is_known(wanted := _wanted(model, text)):
-        _measure(model, text)
-        wanted = _wanted(model, text)
-    return wanted
-
-
-def _measure(model: Model, text: UsualText) -> None:
-    """Store the rows of a model, unless other programs disturb that."""
+    """The rows of a model, measured unless another process has stored them meanwhile."""
+    if _is_known(wanted := _wanted(model, text)):
+        return wanted
     found = undisturbed(lambda watch: time_passes(model, text, watch), n_threads_default())
     if found is None:
         logger.warning(
@@ -217,6 +211,7 @@ def _measure(model: Model, text: UsualText) -> None:
             "load measures it"
         )
     table.add(table.key_of(model), found or {})
+    return _wanted(model, text)
 
 
 def time_passes(model: Model, text: UsualText, watch: Watch) -> Table:
