@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 from ggufspec.common.facts import plain
 from ggufspec.common.reading import read_file
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.stats import COUNTS, Stats
 from ggufspec.errors import OptionError
 
 FORMAT = "ggufspec-bench-1"
@@ -91,20 +90,6 @@ class Measurement:
     generation_seconds: float  # from the end of the prompt to the last token
     tokens: Sequence[int] = ()
     rounds: Sequence[RoundTiming] = ()
-
-    @staticmethod
-    def of_stats(stats: Stats, contender: str, prompt: str) -> Measurement:
-        """A text of the engine, without its tokens and rounds."""
-        return Measurement(
-            contender=contender,
-            prompt=prompt,
-            **{name: getattr(stats, name) for name in COUNTS},
-            drafted_by_position=stats.drafted_by_position,
-            accepted_by_position=stats.accepted_by_position,
-            prompt_seconds=stats.seconds.prompt,
-            first_token_seconds=stats.seconds.prompt,
-            generation_seconds=stats.seconds.generation,
-        )
 
     @property
     def key(self) -> TextKey:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -239,10 +239,15 @@ class _Writer:
                 first = perf_counter() - started if first is None else first
                 n_written += len(chunk.tokens)
                 self._progress(self.n_done + n_written, self.n_tokens_in_all, label)
-        done = stream.completion
-        measured = replace(
-            Measurement.of_stats(done.stats, contender.name, label),
+        done, stats = stream.completion, stream.completion.stats
+        return done.text, Measurement(
+            contender=contender.name,
+            **{name: getattr(stats, name) for name in COUNTS},
+            drafted_by_position=stats.drafted_by_position,
+            accepted_by_position=stats.accepted_by_position,
+            prompt_seconds=stats.seconds.prompt,
             first_token_seconds=first or 0.0,
+            generation_seconds=stats.seconds.generation,
             tokens=done.tokens,
             rounds=[
                 RoundTiming(
@@ -255,7 +260,6 @@ class _Writer:
                 for round_ in stream.rounds
             ],
         )
-        return done.text, measured
 
 
 def _read(engine: Engine, experiment: Experiment, prompt: Prompt, said: Sequence[str]) -> list[int]:

@@ -149,10 +149,6 @@ def _shares(text: str) -> tuple[float, ...]:
         raise click.BadParameter(f"{text!r} is not a list of proportions such as 3,1") from error
 
 
-def _servers(text: str) -> tuple[str, ...]:
-    return tuple(map(str, addresses("--rpc", text.split(","))))
-
-
 def parse_bytes(value: str) -> int:
     """Bytes of "24GiB", "24G" (the same), "25.7GB". Raises BadParameter."""
     if matched := _SIZE.fullmatch(value):
@@ -233,7 +229,7 @@ KINDS: Final[Mapping[str, dict[str, Any]]] = {  # settings of click.option
     "parts": {"multiple": True, **_reads(_parts, ())},
     "variables": {"multiple": True, **_reads(_variables)},
     "shares": _reads(_shares, ()),
-    "servers": _reads(_servers, ()),
+    "servers": _reads(lambda text: tuple(map(str, addresses("--rpc", text.split(",")))), ()),
     "biases": {"multiple": True, "callback": lambda context, option, given: _biases(given)},
     "breakers": {"multiple": True, **_reads(_breakers, defaults.DRY_SEQUENCE_BREAKERS)},
     "choices": {"multiple": True, **_reads(tuple)},

@@ -86,10 +86,7 @@ class Record:
 
 
 def records() -> Iterator[Record]:
-    for path in _files():
-        record = _read(path)
-        if record is not None:
-            yield record
+    return filter(None, map(_read, _files()))
 
 
 def forget(key: str | None = None) -> int:

@@ -222,7 +222,7 @@ def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSynt
     name_at = text.rfind(_NAMES[0], start, max(key_at, 0))
     if min(key_at, name_at) < 0:
         return None
-    spots = _Spots(text, start, name_at, name_at + len(_NAMES[0]), key_at)
+    spots = text, start, name_at, name_at + len(_NAMES[0]), key_at
     made = _object_call(spots) or _literal_call(spots) or _tagged_call(spots)
     if made is None:
         return None
@@ -258,12 +258,8 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
     return replace(call, joint=_placed(rest[:name_at])[: found.start()])
 
 
-class _Spots(NamedTuple):
-    text: str
-    start: int
-    name_at: int
-    name_end: int
-    key_at: int
+# A text with a call, and where in it the call starts, its name starts and ends, and its first key.
+_Spots = tuple[str, int, int, int, int]
 
 
 def _object_call(spots: _Spots) -> tuple[CallSyntax, int] | None:

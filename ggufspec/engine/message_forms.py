@@ -86,11 +86,12 @@ class MessageForms:
         a message without text stands where a turn is missing.
         """
         turns: list[list[dict[str, Any]]] = []  # messages that become one
-        takes_developer = self._names_developer and self._probe.takes("developer")
         is_start, is_told = True, False  # only instructions so far; the last one is the user's
         for given in messages:
             message = {key: value for key, value in given.items() if value is not None}
-            if message["role"] == "developer" and not takes_developer:
+            if message["role"] == "developer" and not (
+                self._names_developer and self._probe.takes("developer")
+            ):
                 message["role"] = "system"
             before, was_told, is_told = turns[-1][0]["role"] if turns else "", is_told, False
             if message["role"] not in _INSTRUCTIONS:

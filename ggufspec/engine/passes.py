@@ -11,7 +11,6 @@ from ggufspec.engine.pair import Pair
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context_options import OWN
 from ggufspec.llama.hidden_states import BatchPart
-from ggufspec.llama.session import PreparedScore
 
 _MOST_WAITED = 0.6  # maximum seconds of a pass with a prompt's piece, beside other texts
 # The same without other texts. If there are several slots, a new text waits that long; a pass on a
@@ -99,8 +98,7 @@ class Passes:
         if self._is_faster(sizes) and self._decode(together):
             seconds, first = perf_counter() - start, 0
             for (generation, ask), part in zip(asks, together, strict=True):
-                wanted = PreparedScore(part.tokens, part.n_rows)
-                rows = generation.session.rows_of(wanted, first) if ask.wants_rows else None
+                rows = generation.session.rows_of(part, first) if ask.wants_rows else None
                 yield generation, Scored(rows, seconds, len(asks))
                 first += len(part.tokens)
             reads = [ask.n_read > 0 for _, ask in asks]
@@ -161,10 +159,7 @@ class Passes:
         if any(ask.n_read and ask.tokens[-1] < 0 for _, ask in asks):
             return ()  # an image has a pass of its own
         try:
-            parts = [
-                BatchPart(generation.session.sequence, *generation.session.prepare(*ask[:4]))
-                for generation, ask in asks
-            ]
+            parts = [generation.session.prepare(*ask[:4]) for generation, ask in asks]
         except BaseException:  # as in `run`
             return ()  # separate passes then show which one fails
         return parts if sum(part.n_rows for part in parts) <= target.n_outputs else ()

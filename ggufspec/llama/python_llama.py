@@ -118,10 +118,6 @@ def _free(context: Context, model: Model, pid: int) -> None:
         model.close()
 
 
-SAMPLING_OPTIONS = (  # those that llama-cpp-python's loop has
-    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *("repeat_penalty", "frequency_penalty", "presence_penalty"),
-)
 # llama.cpp rounds the context up to a multiple of this; llama-cpp-python's arrays do not.
 _CONTEXT_MULTIPLE = 256
 
@@ -166,7 +162,10 @@ class BaselineText:
 class PythonLlama:
     """A `llama_cpp.Llama` at its defaults, in this process."""
 
-    sampling_options = SAMPLING_OPTIONS
+    sampling_options = (  # those that its loop has
+        *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+        *("repeat_penalty", "frequency_penalty", "presence_penalty"),
+    )
 
     def __init__(
         self,
@@ -200,15 +199,15 @@ class PythonLlama:
     def write(self, request: BaselineRequest) -> BaselineText:
         """Write n_tokens after the first token, whose time counts as prompt processing.
 
-        Only SAMPLING_OPTIONS are used. The loop cannot ban tokens: with `ignore_eos` the end token
-        is written, and the text continues after it. Raises DecodeError.
+        Only `sampling_options` are used. The loop cannot ban tokens: with `ignore_eos` the end
+        token is written, and the text continues after it. Raises DecodeError.
         """
         n_prompt = len(request.tokens)
         n_tokens = min(request.n_tokens, self._llama.n_ctx() - n_prompt)
         stop_tokens = frozenset() if request.ignore_eos else self._stop_tokens
         self._llama.reset()
         self._llama.set_seed(request.seed)
-        options = {name: getattr(request.sampling, name) for name in SAMPLING_OPTIONS}
+        options = {name: getattr(request.sampling, name) for name in self.sampling_options}
         options["temp"] = options.pop("temperature")
         tokens: list[int] = []
         started = first = perf_counter()

@@ -12,6 +12,7 @@ from ggufspec.decoding.types import Logits, token_array
 from ggufspec.llama import image_cells, saved_text
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import N_FIRST
+from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.image_cells import CellsFor, n_replaced, replaced
 from ggufspec.llama.saved_text import Checkpoints, SavedText
 
@@ -29,14 +30,6 @@ _MIN_PIECE = 32
 # prompt, for turns that depart in its answer, or drop the last tokens of the prompt; the last two.
 _N_DROPPED = 5
 _N_WINDOWS = 2
-
-
-class PreparedScore(NamedTuple):
-    """The last batch of a score: tokens still to decode; the last `n_rows` get logits."""
-
-    tokens: Sequence[int]
-    n_rows: int
-    parents: Sequence[int] = ()
 
 
 class Piece(NamedTuple):
@@ -119,9 +112,9 @@ class LlamaSession:
         `parents`: the draft is a tree of at most Context.n_leaves leaves, see types.Draft. Valid
         until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
-        missing, n_rows, _ = prepared = self.prepare(tokens, draft, parents)
-        self._context.decode(missing, n_rows, self.sequence, parents)
-        return self.rows_of(prepared, 0)
+        part = self.prepare(tokens, draft, parents)
+        self._context.decode(part.tokens, part.n_rows, self.sequence, parents)
+        return self.rows_of(part, 0)
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
@@ -250,8 +243,8 @@ class LlamaSession:
         draft: Sequence[int] = (),
         parents: Sequence[int] = (),
         wants_rows: bool = True,
-    ) -> PreparedScore:
-        """Drop the cells that differ, and decode all but the last batch, which is returned."""
+    ) -> BatchPart:
+        """Drop the cells that differ, and decode all but the last batch of a score, returned."""
         context = self._context
         tokens = self._room(tokens, len(draft))
         known = self._resume(tokens, len(tokens) - wants_rows)
@@ -267,12 +260,11 @@ class LlamaSession:
         if (n_before := len(missing) - context.n_batch) > 0:
             self._feed(array("i", [*tokens, *draft])[: known + n_before])
             del missing[:n_before]
-        return PreparedScore(missing, (len(draft) + 1) * wants_rows, parents)
+        return BatchPart(self.sequence, missing, (len(draft) + 1) * wants_rows, parents)
 
-    def rows_of(self, prepared: PreparedScore, start: int) -> Logits:
-        """The rows of a score whose tokens begin at `start` in the last batch."""
-        first = start + len(prepared.tokens) - prepared.n_rows
-        rows = self._context.rows(first, prepared.n_rows)
+    def rows_of(self, part: BatchPart, start: int) -> Logits:
+        """The rows of a part that was prepared, and begins at `start` in the last batch."""
+        rows = self._context.rows(start + len(part.tokens) - part.n_rows, part.n_rows)
         if self._n_vocab == self._context.n_vocab:
             return rows
         found = np.full((len(rows), self._n_vocab), -np.inf, np.float32)

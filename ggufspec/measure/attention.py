@@ -67,10 +67,6 @@ class UsualText(NamedTuple):
         return [(1, 0), *product(sizes, (DEPTHS[0], self.deepest))]
 
     @property
-    def n_most(self) -> int:
-        return max(n for n, _ in self.passes)
-
-    @property
     def most_seconds(self) -> Mapping[tuple[int, int], float]:
         if self.deepest > DEPTHS[-1]:
             return {(1, 0): _MOST_SECONDS_LONG}
@@ -122,7 +118,7 @@ def measure_attention(
         return unmeasured
     if any(model.n_gpu_layers or not _has_room(model, options) for model in models):
         return unmeasured
-    n_positions = text.deepest + text.n_most  # beyond the last, llama.cpp aborts
+    n_positions = text.deepest + max(n for n, _ in text.passes)  # beyond the last, llama.cpp aborts
     if any((model.n_ctx_max or n_positions) < n_positions for model in models):
         return unmeasured
     if any(model.attention_heads is None for model in models):

@@ -26,7 +26,6 @@ from ggufspec.decoding.types import Logits
 from ggufspec.engine.load import load
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import LlamaSession
 
 GAP_STEPS = 31  # of a logit: a byte goes up to 8.2, beyond what is distinguished
@@ -149,10 +148,7 @@ def _written(
             return
         order = list(writing)
         for m, context in enumerate(contexts):
-            prepared = [sessions[i][m].prepare(writing[i].tokens, ()) for i in order]
-            context.decode_together(
-                [BatchPart(i, each.tokens, 1) for i, each in zip(order, prepared, strict=True)]
-            )
+            context.decode_together([sessions[i][m].prepare(writing[i].tokens) for i in order])
         for row, i in enumerate(order):
             text = writing[i]
             target, draft = (context.rows(row, 1) for context in contexts)

@@ -29,7 +29,8 @@ from ggufspec.engine.passes import Passes
 from ggufspec.engine.stream import Stream
 from ggufspec.errors import ClosedError, DecodeError, OptionError
 from ggufspec.llama.context import Context
-from ggufspec.llama.session import LlamaSession, PreparedScore
+from ggufspec.llama.hidden_states import BatchPart
+from ggufspec.llama.session import LlamaSession
 
 # As they share no letter, a text that got another's rows would show it.
 N_SLOTS = 3
@@ -165,7 +166,7 @@ def test_a_text_whose_part_of_a_pass_fails_does_not_touch_the_others(
     good, bad = (begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:2])
     prepare = LlamaSession.prepare
 
-    def fails(session: LlamaSession, *asked: Any) -> PreparedScore:
+    def fails(session: LlamaSession, *asked: Any) -> BatchPart:
         if session is bad.session:
             raise Panic
         return prepare(session, *asked)

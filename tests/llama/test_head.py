@@ -20,7 +20,6 @@ from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.slots import Slot, Slots
 from ggufspec.errors import NoRoomError
-from ggufspec.llama.hidden_states import BatchPart
 from ggufspec.llama.session import SlotSession
 
 N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES = 192, 12, 7, 2, 3
@@ -222,12 +221,7 @@ class Machine:
             for target, text, draft in zip(targets, self.texts, drafts, strict=True)
         ]
         if sum(len(each.tokens) for each in wanted) <= self.contexts.target.n_batch:
-            self.contexts.target.decode_together(
-                [
-                    BatchPart(target.sequence, *each)
-                    for target, each in zip(targets, wanted, strict=True)
-                ]
-            )
+            self.contexts.target.decode_together(wanted)
             self.lacks.clear()
             for i, draft in enumerate(drafts):
                 self.accept(i, *draft)

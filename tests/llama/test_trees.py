@@ -142,7 +142,7 @@ class Machine:
             session.prepare(text, *draft)
             for session, text, draft in zip(self.sessions, self.texts, self.drafts, strict=True)
         ]
-        self.context.decode_together([BatchPart(i, *each) for i, each in enumerate(wanted)])
+        self.context.decode_together(wanted)
         first = 0
         for i, each in enumerate(wanted):
             rows = self.sessions[i].rows_of(each, first).copy()

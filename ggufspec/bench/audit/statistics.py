@@ -25,7 +25,7 @@ except ImportError as error:
 Floats = NDArray[np.float64]
 Distribution = Floats  # (..., n_vocab), sums to 1
 
-N_PERMUTATIONS = 1999  # the smallest p-value is 1 / 2000
+_N_PERMUTATIONS = 1999  # the smallest p-value is 1 / 2000
 _POWER = 0.9
 _N_BUCKETS = 4093  # number of hashes of tokens and pairs of tokens; a prime
 _N_LIKELIEST = 16  # likeliest tokens of each model that are kept to integrate a rule
@@ -184,12 +184,7 @@ def text_profiles(texts: Sequence[Sequence[int]]) -> Floats:
     return profiles
 
 
-def energy(
-    name: str,
-    profiles: Floats,
-    rng: np.random.Generator,
-    n_permutations: int = N_PERMUTATIONS,
-) -> Test:
+def energy(name: str, profiles: Floats, rng: np.random.Generator) -> Test:
     """Tests the energy distance of plain and speculative texts by swapping the texts of pairs.
 
     `profiles` (2 n, n_features): of n plain, then of n speculative texts of the same prompts. If
@@ -216,7 +211,7 @@ def energy(
         (np.arange(n), np.arange(n, 2 * n)),
         distance,
         permutation_type="samples",
-        n_resamples=n_permutations,
+        n_resamples=_N_PERMUTATIONS,
         alternative="greater",
         vectorized=True,
         rng=rng,
