@@ -127,6 +127,19 @@ def _certificates() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _templates() -> Iterator[None]:
+    """Engines share the process that renders chat templates, instead of starting one each."""
+    from ggufspec.engine import chat_template, engine
+
+    shared = chat_template.TemplateProcess()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "close", lambda: None)
+        patch.setattr(engine, "TemplateProcess", lambda: shared)
+        yield
+    shared.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _attention(_amx: None) -> Iterator[None]:
     """Passes of models of one shape are timed once by each process, not at each load."""
     from ggufspec.measure import attention
