@@ -242,11 +242,15 @@ class Projector:
     def _parsed(self, data: bytes, key: bytes) -> _Image:
         mtmd, at = self._mtmd, self.pointer
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        how = mtmd.mtmd_helper_init_opt_default()
+        # What is not decoded would be given to ffprobe and ffmpeg as a video: here, none are found.
+        how.video_params.ffmpeg_bin_dir = os.fsencode(os.devnull)
         with listening() as heard:
-            bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(at, buffer, len(data), False)
+            bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(at, buffer, len(data), False, how)
             if not bitmap:
                 raise PromptError(
-                    f"an image is damaged: it cannot be decoded.\n{heard.complaints()}"
+                    "an image is damaged, or of a rare kind: it cannot be decoded; save it again "
+                    "as PNG or JPEG"
                 )
             chunks = mtmd.mtmd_input_chunks_init()
             part = mtmd.mtmd_input_part(text=None, bitmap=bitmap)

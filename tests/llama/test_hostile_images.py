@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import tiny
@@ -124,6 +125,19 @@ def test_a_hostile_file_is_refused_by_name(projector: Projector, name: str) -> N
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 150_000, "KiB"  # an image of 40 million pixels takes 120 MB
     assert projector.n_encoded == 0
+
+
+def test_no_program_on_the_path_is_started_for_a_damaged_image(
+    projector: Projector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ffprobe", "ffmpeg"):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho > '{tmp_path}/started'\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(PromptError, match=DAMAGED):
+        projector.read(GOOD[:40])
+    assert not (tmp_path / "started").exists()
 
 
 def test_changed_bytes_of_a_file_end_nothing(projector: Projector) -> None:
