@@ -87,10 +87,7 @@ def contenders(
 
 
 def baseline_contenders(
-    names: Sequence[str],
-    *,
-    temperatures: Sequence[float],
-    sampling: Mapping[str, Any] | None = None,
+    names: Sequence[str], *, temperatures: Sequence[float], sampling: Mapping[str, Any]
 ) -> list[Contender]:
     """Contenders for other programs, compared with plain decoding at the same temperature."""
     return [

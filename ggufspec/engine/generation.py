@@ -26,8 +26,8 @@ from ggufspec.engine.logprobs import SampledRows, TokenLogprobs, logprobs_of_row
 from ggufspec.engine.pair import Pair
 from ggufspec.engine.prepared import PreparedText
 from ggufspec.engine.reading import Reading, ReadingSteps
+from ggufspec.engine.slots import SlotSession
 from ggufspec.engine.text import Chunk, Completion, FinishReason, Room, TextStream
-from ggufspec.llama.session import SlotSession
 from ggufspec.placement.speeds import experts_note
 
 

@@ -9,9 +9,10 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.pair import Pair
+from ggufspec.engine.slots import SlotSession
 from ggufspec.errors import DecodeError
 from ggufspec.llama.image_cells import images_in
-from ggufspec.llama.session import LlamaSession, Piece, SlotSession
+from ggufspec.llama.session import LlamaSession, Piece
 
 # Yields an Ask and, after its answer, None; also None for pieces that only a draft processes.
 ReadingSteps = Generator[Ask | None, Scored | None, None]

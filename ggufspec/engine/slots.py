@@ -15,9 +15,10 @@ from ggufspec.decoding.types import Ask, Logits, token_array
 from ggufspec.engine.prompt_cache import CachedText, PromptCache, PromptRow
 from ggufspec.errors import DecodeError
 from ggufspec.llama.context import Context
-from ggufspec.llama.head import Head
+from ggufspec.llama.head import Head, HeadSession
+from ggufspec.llama.head_sessions import BlockHeadSession, SharedCacheSession
 from ggufspec.llama.mapped_session import MappedSession
-from ggufspec.llama.session import LlamaSession, SlotSession
+from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab_map import VocabMap
 
 # A prompt continues a slot if it begins with nearly all of its last prompt. Chat templates of
@@ -29,6 +30,9 @@ _N_WORTH_BORROWING = 8  # tokens
 # A slot's text is cached if it would lose at least this many tokens, and this share of them.
 _N_WORTH_KEEPING = 64
 _SHARE_WORTH_KEEPING = 0.25
+
+# Of a target, or any kind of draft; LlamaSession tells what their methods do.
+SlotSession = LlamaSession | MappedSession | HeadSession | BlockHeadSession | SharedCacheSession
 
 
 @dataclass(eq=False)

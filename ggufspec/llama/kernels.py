@@ -123,13 +123,11 @@ def status() -> Status:
     types = _native.kernel_types(name)
     if environ.get(VARIABLE) == "on":
         return Status(name, types)
-    found = _tried_once("kernels", "try_kernels")
-    if found is None or found.get(WORKS) is not True:
-        if found is not None:
-            leave_out(BUFFER_TYPE)  # ggml asks it about each node, also in threads of other code
+    works, right = _tried_once("kernels", "try_kernels")
+    if works is False:
+        leave_out(BUFFER_TYPE)  # ggml asks it about each node, also in threads of other code
+    if not works:
         return Status(None, {}, _FAILED)
-    words = found.get("words")
-    right = words if isinstance(words, list) else []
     return Status(name, {each: number for each, number in types.items() if each in right})
 
 
@@ -139,8 +137,8 @@ def attention_refusal() -> str | None:
     check_variables()
     if (reason := unusable()) is not None or environ.get(VARIABLE) == "on":
         return reason
-    found = _tried_once(ATTENTION, "try_attention")
-    return None if found is not None and found.get(WORKS) is True else _FAILED
+    works, _ = _tried_once(ATTENTION, "try_attention")
+    return None if works else _FAILED
 
 
 def slope(matrix_type: str) -> float | None:
@@ -211,15 +209,14 @@ def amx_works() -> bool:
     """Whether AMX may be used, by the environment variable or else by a trial."""
     if (chosen := environ.get(AMX_VARIABLE)) in ("on", "off"):
         return chosen == "on"
-    if (found := _tried_once(AMX, "try_amx")) is None:
-        return False
-    if not (works := found.get(WORKS) is True):
+    works, _ = _tried_once(AMX, "try_amx")
+    if works is False:
         logger.warning(
             "ggufspec: the AMX kernels of this llama.cpp build do not work (tried once, "
             "remembered): other kernels are used. %s=on uses AMX anyway, off hides this message",
             AMX_VARIABLE,
         )
-    return works
+    return bool(works)
 
 
 def leave_out(name: str) -> None:
@@ -239,8 +236,8 @@ def _trial_key(name: str) -> dict[str, object]:
     return {"about": name, **build_key(), **({} if name == AMX else of_ours)}
 
 
-def _tried_once(name: str, function: str) -> Mapping[str, Any] | None:
-    """The stored or new document of a trial: whether it WORKS, and further "words" that it printed.
+def _tried_once(name: str, function: str) -> tuple[bool | None, Sequence[str]]:
+    """The stored or new result of a trial: whether it works, and further words that it printed.
 
     None without a definite answer (no process could be started, a timeout): the next process tries
     again.
@@ -249,7 +246,10 @@ def _tried_once(name: str, function: str) -> Mapping[str, Any] | None:
     known = profile_store.recall(key)
     if known is None and (known := _tried(name, function)) is not None:
         profile_store.remember(key, known)
-    return known
+    if known is None:
+        return None, ()
+    words = known.get("words")
+    return known.get(WORKS) is True, words if isinstance(words, list) else ()
 
 
 def tell(*words: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,33 +42,6 @@ class Piece(NamedTuple):
     sequence: int
     tokens: Sequence[int]
     n_unread: int
-
-
-class SlotSession(Protocol):
-    """What a slot needs of a session, of a target or any kind of draft; see LlamaSession."""
-
-    sequence: int
-
-    @property
-    def n_bytes(self) -> int: ...
-
-    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits: ...
-
-    def n_common(self, tokens: Sequence[int]) -> int: ...
-
-    def piece(self, tokens: Sequence[int], n_most: int | None = None) -> Piece | None:
-        """See LlamaSession.piece. None: all are held, or it is a head, which has no pieces."""
-
-    def feed(self, tokens: Sequence[int]) -> None:
-        """Read a text that the target has read. Raises DecodeError, ClosedError."""
-
-    def forget(self) -> None: ...
-
-    def save(self, tokens: Sequence[int]) -> SavedText | None: ...
-
-    def restore(self, saved: SavedText | None) -> None: ...
-
-    def borrow(self, sequence: int, tokens: Sequence[int]) -> None: ...
 
 
 class LlamaSession:

@@ -38,7 +38,7 @@ class Watch:
             sleep(_LOOK_SECONDS)
             self.end()
 
-    def check(self, _share: float = 0.0) -> None:
+    def check(self) -> None:
         """Within a measurement, between passes."""
         if perf_counter() - self._began.at > _SURE_SECONDS:
             self.end()

@@ -18,9 +18,8 @@ from head_pairs import Contexts, Interrupted
 
 from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
-from ggufspec.engine.slots import Slot, Slots
+from ggufspec.engine.slots import Slot, Slots, SlotSession
 from ggufspec.errors import NoRoomError
-from ggufspec.llama.session import SlotSession
 
 N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES = 192, 12, 7, 2, 3
 N_CANDIDATES = 4  # of a token of DFlash2
