@@ -74,17 +74,18 @@ def bind(host: str, port: int) -> socket.socket:
     if is_path(host):
         if not hasattr(socket, "AF_UNIX"):
             raise OptionError(f"this system has no Unix sockets: --host {host} cannot be used")
-        family = socket.AF_UNIX
+        family, protocol = socket.AF_UNIX, 0
     else:
         try:
-            family, _, _, _, address = socket.getaddrinfo(
+            family, _, protocol, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
         except OSError as error:
             raise OptionError(
                 f"the address {host} does not exist ({error.strerror}); choose another --host"
             ) from error
-    bound = socket.socket(family)
+    # asyncio sends small parts at once (TCP_NODELAY) only if the protocol is named.
+    bound = socket.socket(family, socket.SOCK_STREAM, protocol)
     try:
         if os.name == "posix":  # on Windows it would let two servers share a port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

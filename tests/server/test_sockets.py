@@ -33,6 +33,12 @@ def spoken(live: Live, *parts: bytes, shut: bool = False, pause: float = 0.0) ->
         return heard
 
 
+def test_small_parts_of_an_answer_are_sent_at_once() -> None:
+    """asyncio sets TCP_NODELAY where the protocol is TCP: without it, each answer takes 40 ms."""
+    with uvicorn_server.bind("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP
+
+
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 KEY = b"Authorization: Bearer s3cret\r\n"
 
