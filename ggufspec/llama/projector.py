@@ -367,8 +367,10 @@ class Projector:
     def _drop_old(self) -> None:
         n_bytes, now = sum(each.n_bytes for each in self._images.values()), monotonic()
         for key, image in list(self._images.items()):
-            if n_bytes <= _MOST_BYTES or now - image.used_at < _SECONDS_KEPT:
+            if now - image.used_at < _SECONDS_KEPT:
                 return
+            if image.encoded and n_bytes <= _MOST_BYTES:
+                continue  # else its text was refused: its pixels take megabytes
             n_bytes -= image.n_bytes
             self._drop(image)
             del self._images[key]

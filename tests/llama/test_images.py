@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import llama_cpp
@@ -279,6 +280,19 @@ def test_an_image_is_encoded_once(loaded: Loaded) -> None:
         assert projector.read(png(24, 24, seed=9)) == tokens
         projector.encode([1, *tokens, 2])
     assert projector.n_encoded == before + 1
+
+
+def test_an_image_whose_text_never_began_is_dropped(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, projector = loaded
+    begun, refused = (projector.read(png(24, 24, seed)) for seed in (20, 21))
+    projector.encode(begun)
+    monkeypatch.setattr("ggufspec.llama.projector.monotonic", lambda: monotonic() + 61)
+    projector.read(png(24, 24, seed=22))
+    assert projector.check(begun) == 1
+    with pytest.raises(PromptError, match="not kept any more"):
+        projector.check(refused)
 
 
 def test_a_projector_for_another_width_is_refused(tmp_path: Path) -> None:
