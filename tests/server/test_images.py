@@ -98,6 +98,14 @@ def test_each_api_reads_the_image(seeing: Live) -> None:
     assert generated["response"] == wanted
 
 
+@pytest.mark.parametrize("more", [{"raw": True}, {"suffix": "b"}])
+def test_ollama_leaves_out_no_image_silently(seeing: Live, more: dict[str, Any]) -> None:
+    body = {"prompt": "a", "images": [ENCODED], "stream": False, "options": {"num_predict": 2}}
+    response = seeing.client.post("/api/generate", json=body | more)
+    assert response.status_code == 400
+    assert "take no images" in response.json()["error"]
+
+
 def test_a_completion_reads_images_at_the_marks(seeing: Live) -> None:
     mark = seeing.client.get("/props").json()["media_marker"]
     part = {"type": "image_url", "image_url": {"url": URL}}

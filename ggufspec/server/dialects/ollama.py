@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from ggufspec.engine.engine import Engine
+from ggufspec.errors import OptionError
 from ggufspec.server import schema
 from ggufspec.server.dialects.shared import JSON_LINES, Answer, as_chat, thinking_variables
 from ggufspec.server.errors import ApiError
@@ -73,6 +74,9 @@ class OllamaRequest(schema.Body):
         )
 
     def completion(self) -> schema.CompletionRequest:
+        """Raises OptionError."""
+        if self.images:
+            raise OptionError("'raw' and 'suffix' take no images: leave them out, or the images")
         chat = self.chat()
         names = chat.model_fields_set & schema.GenerationBody.model_fields.keys()
         made = {name: getattr(chat, name) for name in names}
