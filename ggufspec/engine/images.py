@@ -69,7 +69,9 @@ class Images:
         if not any(map(is_image, parts)):
             return message
         text, is_after_image = "", True
-        for part in parts:
+        for part in message["content"]:
+            if not isinstance(part, Mapping):
+                raise PromptError(f"a part of a message is no object: {part!r:.80}")
             if is_image(part):
                 self._files.append(data := bytes_of(part))
                 check_image(data)
@@ -144,6 +146,8 @@ def bytes_of(part: Mapping[str, Any]) -> bytes:
     "image_url": {"url": "data:..."}}. Raises PromptError.
     """
     if (path := part.get("path")) is not None:
+        if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+            raise PromptError(f"the path of an image is {path!r:.80}; give the name of a file")
         return read_file(Path(path), "the image", PromptError)
     if isinstance(data := part.get("data"), bytes):
         return data

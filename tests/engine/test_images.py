@@ -242,11 +242,15 @@ def test_messages_that_are_refused_encode_nothing(engine: Engine) -> None:
         ({"type": "image_url", "image_url": {"url": "http://a.b/c.png"}}, "begins with 'http"),
         ({"type": "image_url", "image_url": {"url": url[:-7] + "!"}}, "not valid base64"),
         ({"type": "image", "path": "/nowhere.png"}, "cannot be read"),
+        ({"type": "image", "path": 7}, "path of an image is 7"),
+        ({"type": "image", "path": "a\0b"}, "path of an image is"),
         ({"type": "image"}, "needs a file"),
         ({"type": "video", "url": "x"}, "needs a text 'content'"),
     ):
         with pytest.raises(PromptError, match=why):
             engine.chat([said("b", image), {"role": "user", "content": [part]}], **GREEDY)
+    with pytest.raises(PromptError, match="is no object: 'what'"):
+        engine.render([{"role": "user", "content": [*said("b", image)["content"], "what"]}])
     with pytest.raises(PromptError, match="not kept any more"):
         engine.generate([1, -5, 3], **GREEDY)
     with pytest.raises(PromptError, match="does not write each image once"):
