@@ -6,6 +6,8 @@ import http.client
 import ipaddress
 import socket
 import ssl
+from contextlib import suppress
+from threading import Timer
 from time import monotonic
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -61,6 +63,9 @@ def _response(url: str, deadline: float) -> bytes | str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("its address has no host, or another scheme than http and https")
     connection = _connection(parts.scheme, parts.hostname, parts.port, deadline)
+    # A host that sends a byte now and then never times out.
+    end = Timer(max(deadline - monotonic(), 0), _shut, [connection.sock])
+    end.start()
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "ggufspec"})
@@ -74,11 +79,17 @@ def _response(url: str, deadline: float) -> bytes | str:
             data += block
             if len(data) > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
-            if monotonic() > deadline:
-                raise TimeoutError(f"it took more than {_SECONDS:g} s")
+        if monotonic() > deadline:
+            raise TimeoutError(f"it took more than {_SECONDS:g} s")
         return bytes(data)
     finally:
+        end.cancel()
         connection.close()
+
+
+def _shut(connected: socket.socket) -> None:
+    with suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def _connection(

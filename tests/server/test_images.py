@@ -7,7 +7,7 @@ import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -201,6 +201,13 @@ def test_an_address_is_refused_unless_the_operator_allows_it(seeing: Live) -> No
 class _Files(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         places = {"/moved": (302, b""), "/image.png": (200, IMAGE), "/huge": (200, b"")}
+        if self.path == "/slow":
+            for _ in range(30):
+                sleep(0.1)
+                try:
+                    self.wfile.write(b"H")
+                except OSError:
+                    return
         status, data = places.get(self.path, (404, b""))
         self.send_response(status)
         if status == 302:
@@ -252,6 +259,17 @@ def test_a_public_file_is_fetched_within_limits(host: str, monkeypatch: pytest.M
     for path, why in (("missing", "status 404"), ("huge", "more than 32 MiB")):
         with pytest.raises(PromptError, match=why):
             remote_images.fetched(f"{host}/{path}")
+
+
+def test_a_host_that_sends_byte_after_byte_is_left(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_images, "is_public", lambda address: True)
+    monkeypatch.setattr(remote_images, "_SECONDS", 0.3)
+    begun = monotonic()
+    with pytest.raises(PromptError, match="was not fetched"):
+        remote_images.fetched(f"{host}/slow")
+    assert monotonic() - begun < 1.5
 
 
 def test_an_image_dropped_onto_the_page_is_sent(seeing: Live, open_page: OpenPage) -> None:
