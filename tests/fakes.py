@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from ggufspec.decoding import verify
-from ggufspec.decoding.loop import speculate, timed
+from ggufspec.decoding.loop import speculate
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.tree import path_to
-from ggufspec.decoding.types import Ask, Logits, Round, Session
+from ggufspec.decoding.types import Ask, Logits, Round, Scored, Session
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.strategies import Materials, make
 
@@ -75,7 +76,9 @@ def speculated(
     steps = speculate(tokens, **{**usual, **loop})
     for step in steps:
         assert isinstance(step, Ask)
-        turn = steps.send(timed(target, step))
+        start = perf_counter()
+        logits = target.score(*step[:3])
+        turn = steps.send(Scored(logits, perf_counter() - start))
         assert isinstance(turn, Round)
         yield turn
 
