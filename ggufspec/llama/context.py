@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -18,7 +18,7 @@ from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, O
 from ggufspec.llama import context_options
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, OWN, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default
-from ggufspec.llama.hidden_states import BatchPart, Parts, PassStopped, addresses
+from ggufspec.llama.hidden_states import BatchPart, Follower, Parts, PassStopped, addresses
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.llama.projector import Projector
@@ -27,9 +27,6 @@ from ggufspec.llama.thread_count import ThreadCount
 from ggufspec.llama.threadpool import ThreadPools
 from ggufspec.models import head_facts
 from ggufspec.models.head_facts import EAGLE3, MTP, HeadFacts
-
-if TYPE_CHECKING:
-    from ggufspec.llama.head import Head
 
 _MAX_SEQUENCES = 256  # of llama.cpp
 _STOPPED = 2  # llama_decode's code for a pass that its abort callback has ended
@@ -83,7 +80,7 @@ class Context:
         # Nor with a head of several layers: each reads a text into the cells of those before.
         is_separate = model.has_windows or (link is not None and link.facts.n_layers > 1)
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
-        self.follower: Head | None = None  # reads its hidden states
+        self.follower: Follower | None = None  # reads its hidden states
         self.projector: Projector | None = None  # then the native context has_images, too
         # llama.cpp keeps a row of logits for each leaf.
         n_leaves = min(options.n_leaves, options.n_rows, _MAX_SEQUENCES // options.n_sequences)

@@ -71,7 +71,6 @@ class Head:
         (self._unused.discard if takes else self._unused.add)(sequence)
 
     def follow(self, tokens: Sequence[int], sequence: int) -> int:
-        """The target is about to read `tokens`; returns how many it may skip at most."""
         if sequence in self._unused:
             return len(tokens)
         return self.sessions[sequence].follow(tokens)

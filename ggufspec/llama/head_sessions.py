@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,17 @@ from ggufspec.llama.hidden_states import BatchPart, GivenStates, Hidden
 from ggufspec.llama.saved_text import SavedText
 from ggufspec.models.head_facts import Block
 
-if TYPE_CHECKING:
-    from ggufspec.llama.head import Head
-
 # Without cells, the states of this many last tokens of a batch are kept: of a round, some of whose
 # tokens may be rejected.
 _MOST_KEPT = 64
+
+
+class BlockHead(Protocol):
+    """What the sessions of one head share."""
+
+    context: Context
+    n_unread_max: int  # see head.Head
+    block_owner: BlockHeadSession | None  # whose block was computed last
 
 
 class BlockHeadSession:
@@ -40,7 +45,7 @@ class BlockHeadSession:
     With DFlash2, a row also depends on the token before it.
     """
 
-    def __init__(self, head: Head, block: Block, sequence: int) -> None:
+    def __init__(self, head: BlockHead, block: Block, sequence: int) -> None:
         self.sequence = sequence
         self._head = head
         self._context = head.context

@@ -6,7 +6,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import llama_cpp
 import numpy as np
@@ -161,6 +161,18 @@ class BatchPart(NamedTuple):
 
 
 Parts = Sequence[BatchPart]
+
+
+class Follower(Protocol):
+    """Reads the hidden states of a context: see llama/head.py."""
+
+    def follow(self, tokens: Sequence[int], sequence: int) -> int:
+        """The context is about to read `tokens`; returns how many it may skip at most."""
+        ...
+
+    def after_decode(self, parts: Parts, positions: Sequence[int]) -> None:
+        """Called after a decode of `parts` at `positions`. Raises DecodeError and Ctrl-C."""
+        ...
 
 
 class _Tree(NamedTuple):
