@@ -14,7 +14,7 @@ from hashlib import sha256
 from operator import le
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import llama_cpp
@@ -100,7 +100,7 @@ class Projector:
         self.path = path
         self._mtmd: Any = mtmd
         self._name = fingerprint_of([path]).encode()
-        self._made_for = _made_for(model)
+        self._made_for = _, self._width = _made_for(model)
         self._breaks = RowBreaks(header)
         self._lock = threading.Lock()
         self._images = OrderedDict[bytes, _Image]()  # by hash, the latest last
@@ -327,7 +327,7 @@ class Projector:
                         f"{heard.complaints()}"
                     )
                 values = mtmd.mtmd_get_output_embd(at)
-                rows = np.ctypeslib.as_array(values, (n, self._made_for.width)).copy()
+                rows = np.ctypeslib.as_array(values, (n, self._width)).copy()
                 self._breaks.mend(rows)
                 is_causal = not mtmd.mtmd_decode_use_non_causal(at, chunk)
                 found.append(Encoded(next(cells), rows, self._offsets(chunk, n), is_causal))
@@ -381,15 +381,10 @@ class Projector:
             self._free(image.of_draft)
 
 
-class _MadeFor(NamedTuple):
-    architecture: str | None
-    width: int
-
-
-def _made_for(model: Model) -> _MadeFor:
-    pointer = model.pointer
-    width = llama_cpp.llama_model_n_embd_inp(pointer)
-    return _MadeFor(meta_text(pointer, "general.architecture"), int(width))
+def _made_for(model: Model) -> tuple[str | None, int]:
+    """The architecture of a model, and the width of the embeddings that it reads."""
+    width = llama_cpp.llama_model_n_embd_inp(model.pointer)
+    return meta_text(model.pointer, "general.architecture"), int(width)
 
 
 def _check_positions(model: Model) -> None:
