@@ -26,11 +26,7 @@ double sum_of(const std::vector<double> & values, size_t n) { return std::accumu
 }  // namespace
 
 AcceptanceModel::AcceptanceModel(double intercept, double slope, double weight)
-    : intercept_(intercept),
-      slope_(slope),
-      h00_(kSpread * weight),
-      h01_(h00_),
-      h11_(2 * h00_) {}
+    : intercept_(intercept), slope_(slope), h00_(kSpread * weight), h01_(h00_), h11_(2 * h00_) {}
 
 double AcceptanceModel::probability(double gap) const {
     return 1 / (1 + std::exp(-std::clamp(intercept_ + slope_ * std::min(gap, kMaxGap), -kMaxLogOdds, kMaxLogOdds)));

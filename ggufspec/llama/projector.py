@@ -100,7 +100,8 @@ class Projector:
         self.path = path
         self._mtmd: Any = mtmd
         self._name = fingerprint_of([path]).encode()
-        self._made_for = _, self._width = _made_for(model)
+        self._made_for = _made_for(model)
+        self._width = self._made_for[1]
         self._breaks = RowBreaks(header)
         self._lock = threading.Lock()
         self._images = OrderedDict[bytes, _Image]()  # by hash, the latest last
