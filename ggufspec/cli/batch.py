@@ -94,9 +94,10 @@ def command(
     prompts = read_prompts(prompt_file)[:limit]
     texts = [prompt.text for prompt in prompts]
     load_settings["usual_text"] = usual_text(texts, settings["max_tokens"])
-    load_settings["mmproj_auto"] &= any(prompt.has_images for prompt in prompts)
+    has_images = any(prompt.has_images for prompt in prompts)
+    load_settings["mmproj_auto"] &= has_images
     target, draft = pair.find(projector=wants_projector(load_settings))
-    if any(prompt.has_images for prompt in prompts):
+    if has_images:
         prompts = _with_images(prompts, target, load_settings)
     found = file_sampling(read_header(target).values)
     settings = text_settings.with_file_sampling(settings, found, verbose=verbose)
@@ -125,7 +126,7 @@ def command(
 def _with_images(
     prompts: Sequence[Prompt], target: Path, load_settings: dict[str, Any]
 ) -> list[Prompt]:
-    """The prompts, whose images were checked.
+    """Check the images of the prompts, which are returned with what `checked` adds.
 
     Adds the projector of the target to `load_settings`. Raises PromptError, also without one.
     """

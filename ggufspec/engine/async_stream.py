@@ -1,4 +1,4 @@
-"""Iterates over the chunks of one text in asyncio, which `import ggufspec.engine` does without."""
+"""Iterates over the chunks of one text in asyncio, which is imported only where it is used."""
 
 from __future__ import annotations
 

@@ -114,9 +114,8 @@ def with_images(message: Message, paths: Sequence[Path]) -> Message:
 
 
 def checked(messages: Sequence[Message]) -> list[Message]:
-    """The messages, whose images were read and checked: paths are absolute, and have their hash.
-
-    Raises PromptError.
+    """Read and check the images of messages. In the messages that are returned, each path of an
+    image is absolute, with the hash of the file beside it. Raises PromptError.
     """
     check_number(sum(is_image(part) for each in messages for part in _parts(each)))
     return [

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 _MOST_BYTES = 512 * 2**20  # of embeddings that are kept for later turns
 _SECONDS_KEPT = 60.0  # at least, between the reading of an image and the begin of its text
 _NEED_MROPE = ("glm4", "glm4moe")
-# Their images take up to 1,120 cells, which see each other, and at least so many.
+# Minimum number of cells of an image of these kinds. They take up to 1,120, which see each other,
+# so that all have to fit into one batch.
 _SCALED = {"gemma4v": 70, "gemma4uv": 70}
 
 
@@ -113,7 +114,7 @@ class Projector:
         params = mtmd.mtmd_context_params_default()
         self._eval = EvalCallback()
         params.use_gpu = bool(model.devices)
-        if not params.use_gpu:  # there, it would wait for each few nodes
+        if not params.use_gpu:  # a GPU would be waited for every few nodes
             params.cb_eval = self._eval.callback
         params.n_threads = n_threads
         if kind in _SCALED:
@@ -371,7 +372,7 @@ class Projector:
             if now - image.used_at < _SECONDS_KEPT:
                 return
             if image.encoded and n_bytes <= _MOST_BYTES:
-                continue  # else its text was refused: its pixels take megabytes
+                continue  # an image not encoded has its pixels: its text was refused
             n_bytes -= image.n_bytes
             self._drop(image)
             del self._images[key]

@@ -12,7 +12,7 @@ _NAME = "v.token_embd.img_break"
 
 
 class RowBreaks:
-    """llama.cpp adds each break to unset memory, which it multiplies with 0: NaN stays NaN."""
+    """llama.cpp adds each break to unset memory times 0, which is NaN if the memory holds NaN."""
 
     def __init__(self, projector: Header) -> None:
         self._row: NDArray[np.float32] | None = None
